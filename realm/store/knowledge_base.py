@@ -39,7 +39,7 @@ from realm.keys import Lookup, hex_id, key_of
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
 from realm.store.fields.columns import column_name, kinds_of_fields
-from realm.store.fields.filters import filter_sql, names_of_fields, refused
+from realm.store.fields.filters import CANNOT_CAST, explained, filter_sql, names_of_fields, refused
 from realm.store.ingest import TABLE, TOKENIZER, BuildResult, build, with_columns_of
 from realm.store.mapped_arrays import MAPPED
 from realm.store.merged import (
@@ -479,7 +479,7 @@ class KnowledgeBase:
         except ValueError as error:  # the filter is not valid SQL, or compares values of different types
             if isinstance(error, InputError):
                 raise
-            why = reason(error).removeprefix("Invalid user input: ")
+            why = explained(reason(error).removeprefix("Invalid user input: "))
             raise refused(where, shortened(why), self.kinds) from error
         if not pa.types.is_boolean(match_N.type):
             raise refused(where, "it is not a condition, such as year >= 2020", self.kinds)
@@ -502,7 +502,7 @@ def _casts() -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        if "Cast error" not in str(error):
+        if not CANNOT_CAST.search(str(error)):
             raise
         raise ValueError(*error.args) from error
 
