@@ -360,19 +360,16 @@ class KnowledgeBase:
             raise InputError(f"{self.folder} has no document with id or title {some}")
         return np.flatnonzero(found_N)
 
-    def add(self, documents: Iterable[Document], tagger: Tagger, total: int | None = None) -> AddResult:
+    def add(self, documents: Iterable[Document], tagger: Tagger) -> AddResult:
         """Adds documents in one commit; a document with an existing id replaces the old document.
 
         A document with unchanged title and text, or unchanged passages, is skipped. If another document was merged with a
-        replaced document, the old text stays as the text of the other document. `total` is the expected number of documents,
-        for the progress bar.
+        replaced document, the old text stays as the text of the other document.
 
         Raises:
             InputError: two of the documents have the same id and different texts.
         """
-        table, result = add(
-            self.folder, self.table, documents, self.config, self.tokenizer, tagger, total=total
-        )
+        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger)
         self._move_to(table)
         return result
 
