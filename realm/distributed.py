@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from realm.errors import InputError
+from realm.errors import InputError, RealmError
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
@@ -31,6 +31,8 @@ Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 TIMEOUT = timedelta(hours=12)
 """Longest time that a rank waits for another rank, for example while rank 0 builds an index. If a rank dies, waiting ends at
 once."""
+JOIN_TIMEOUT = timedelta(minutes=10)
+"""Longest time that a rank waits at its start until all other ranks have started; on a slow disk, imports take minutes."""
 
 
 def initialize(device: torch.device) -> torch.device:
@@ -57,21 +59,39 @@ def store_of_attempt(store: Store, number: int, count: int) -> Store:
     When `torchrun` starts the processes again, its store still has the addresses of the killed processes. The processes also
     have no common number of the attempt, because each machine counts only its own restarts. So every process has a new id.
     Rank 0 gives its id to the id of every other process, and continues when all processes have answered to this id.
+
+    Raises:
+        RealmError: another rank has not started after `JOIN_TIMEOUT`.
     """
     own = uuid.uuid4().hex
     if number:
         store.set(f"realm/process/{number}", own)
-        first = store.get(f"realm/first/{own}").decode()  # waits for rank 0
+        try:
+            store.wait([f"realm/first/{own}"], JOIN_TIMEOUT)
+        except dist.DistStoreError:
+            raise _not_joined(number, [0]) from None
+        first = store.get(f"realm/first/{own}").decode()
         store.set(f"realm/joined/{first}/{number}", "")
         return PrefixStore(first, store)
     missing = set(range(1, count))
+    end = time.monotonic() + JOIN_TIMEOUT.total_seconds()
     while missing:
+        if time.monotonic() > end:
+            raise _not_joined(number, sorted(missing))
         for other in missing:
             if store.check([f"realm/process/{other}"]):
                 store.set(f"realm/first/{store.get(f'realm/process/{other}').decode()}", own)
         missing = {other for other in missing if not store.check([f"realm/joined/{own}/{other}"])}
         time.sleep(0.02)
     return PrefixStore(own, store)
+
+
+def _not_joined(number: int, missing: Sequence[int]) -> RealmError:
+    names = ", ".join(map(str, missing))
+    return RealmError(
+        f"rank {number} waited {JOIN_TIMEOUT.total_seconds():g} s for rank {names}: find the error of this rank in the output "
+        "of torchrun on its machine, and start the command again"
+    )
 
 
 def shutdown() -> None:

@@ -1,5 +1,8 @@
 """Applies a function to items on a Ray cluster, with an actor per core or per GPU. Results have the order of the items.
 
+The function gives any number of results for an item. An actor that is `RESULTS_AHEAD` results ahead of the caller waits, so
+that an item with many results, such as a long file, needs little memory.
+
 Ray restarts an actor that died only if a machine has a free core. But all cores are in use, so the items of this actor would
 never be done. Therefore other actors do the items of an actor that died. In addition, a new actor is requested; it starts when
 the cluster has a free core, for example on a machine that an autoscaler adds.
@@ -10,9 +13,10 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from itertools import islice
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from realm.errors import InputError, RealmError, first_line
 
@@ -21,6 +25,11 @@ Result = TypeVar("Result")
 
 AHEAD = 2
 """Most items per actor that have begun or wait, so that all actors have work while the oldest item is not finished."""
+RESULTS_AHEAD = 4
+"""Number of unused results of an item at which the actor of this item waits."""
+READING_CORES, TAGGING_CORES = 0.1, 0.9
+"""Cores of an actor that reads files, and of an actor that tags texts. During a build, each core has one actor of each kind;
+for most of the time, the readers wait."""
 CONNECT_SECONDS = 10
 """Most seconds until a cluster accepts a connection."""
 TRIES = 3
@@ -43,15 +52,21 @@ class EngineConfig:
 
 
 def map_on_ray(
-    prepare: Callable[[], Callable[[Item], Result]],
+    prepare: Callable[[], Callable[[Item], Iterable[Result]]],
     items: Iterator[Item],
     address: str = "",
     prefer_gpus: bool = False,
+    cores_each: float = 1.0,
 ) -> Generator[Result, None, None]:
-    """Results of a function for all items, in order. Items are read while results are used.
+    """The results of a function for all items, in order. Items are read while results are used.
 
-    Each actor calls `prepare` once, and applies the function that `prepare` returns. An actor uses one core; with
-    `prefer_gpus`, an actor uses one GPU if the cluster has GPUs. All actors end with the iterator.
+    Each actor calls `prepare` once, and applies the function that `prepare` returns. There is an actor per core; with
+    `prefer_gpus`, there is an actor per GPU if the cluster has GPUs. If two calls run at the same time, the sum of their
+    `cores_each` must be at most 1, because otherwise the actors of the second call would wait for a free core. All actors end
+    with the iterator.
+
+    If an actor dies, another actor applies the function to the same item again, and skips the results that were received.
+    Therefore the function must give the same results for the same item.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
@@ -62,8 +77,9 @@ def map_on_ray(
     cores, gpus = (int(ray.cluster_resources().get(unit, 0)) for unit in ("CPU", "GPU"))
     on_gpus = prefer_gpus and gpus > 0
     count = max(1, gpus if on_gpus else cores)  # a cluster may start without machines
-    resources = {"num_cpus": 0, "num_gpus": 1} if on_gpus else {"num_cpus": 1}
-    pool: _Pool[Item, Result] = _Pool(ray, ray.remote(_Worker).options(**resources), prepare)
+    resources = {"num_cpus": 0, "num_gpus": 1} if on_gpus else {"num_cpus": cores_each}
+    actor_class = ray.remote(_Worker).options(**resources, scheduling_strategy="SPREAD")
+    pool: _Pool[Item, Result] = _Pool(ray, actor_class, prepare)
     try:
         for _ in range(count):
             pool.start_actor()
@@ -78,30 +94,51 @@ def map_on_ray(
 class _Worker:
     """The class of the actors."""
 
-    def __init__(self, prepare: Callable[[], Callable[[Any], Any]]):
+    def __init__(self, prepare: Callable[[], Callable[[Any], Iterable[Any]]]):
         self._prepare = prepare
 
     def prepare(self) -> None:
         self._function = self._prepare()
 
-    def apply(self, item: Any) -> Any:
-        return self._function(item)
+    def begin(self, item: Any, received: int) -> _Received[Any]:
+        """The first result for an item, without the results that were already received."""
+        self._rest = islice(self._function(item), received, None)
+        self._next = list(islice(self._rest, 1))
+        return self.go_on()
+
+    def go_on(self) -> _Received[Any]:
+        """The next result for the item."""
+        found, self._next = self._next, list(islice(self._rest, 1))
+        return _Received(found, is_last=not self._next)
 
 
-@dataclass
+class _Received(NamedTuple, Generic[Result]):
+    """A result for an item as a list of one value; the list is empty if there is no further result."""
+
+    results: list[Result]
+    is_last: bool
+
+
+@dataclass(eq=False)
 class _Entry(Generic[Item, Result]):
-    """An item, its result, and the number of actors that died during this item."""
+    """An item and its results."""
 
     item: Item
+    results: deque[Result] = field(default_factory=deque)
+    """Results that are received and not used."""
+    received: int = 0
+    """Number of results that are received, used or not."""
+    is_done: bool = False
     deaths: int = 0
-    results: list[Result] = field(default_factory=list)
-    """The result as a list of one value; empty until the item is done."""
+    """Number of actors that died during this item since the last result."""
+    held: Any = None
+    """The actor that waits until results of this item are used, if there is one."""
 
 
 class _Pool(Generic[Item, Result]):
     """The actors, and the items whose results are not used yet."""
 
-    def __init__(self, ray: Any, actor_class: Any, prepare: Callable[[], Callable[[Item], Result]]):
+    def __init__(self, ray: Any, actor_class: Any, prepare: Callable[[], Callable[[Item], Iterable[Result]]]):
         self._ray, self._actor_class = ray, actor_class
         self._prepare = ray.put(prepare)
         self._entries: deque[_Entry[Item, Result]] = deque()
@@ -130,25 +167,50 @@ class _Pool(Generic[Item, Result]):
     def results(self, unfinished: int) -> Iterator[Result]:
         """The next results in order. Waits while more than `unfinished` items are not finished."""
         while self._entries:
-            if self._entries[0].results:
-                yield from self._entries.popleft().results
+            first = self._entries[0]
+            if first.results:
+                result = first.results.popleft()
+                self._go_on(first)
+                yield result
+            elif first.is_done:
+                self._entries.popleft()
             elif len(self._entries) > unfinished:
+                self._assign()
                 self._take_ended(None)
             else:
                 return
 
     def close(self) -> None:
         """Ends all actors."""
-        for actor in [*self._idle, *(actor for actor, _ in self._calls.values())]:
+        held = [entry.held for entry in self._entries if entry.held is not None]
+        for actor in [*self._idle, *held, *(actor for actor, _ in self._calls.values())]:
             self._ray.kill(actor)
 
     def _assign(self) -> None:
+        """Gives the waiting entries to the idle actors.
+
+        If the first of all entries waits and no actor is idle, the first entry gets an actor that waits for the use of later
+        results. Otherwise the work would stop when the actor of the first entry died and the cluster has no room for another.
+        """
+        if not self._idle and self._entries and self._entries[0] in self._waiting:
+            last = next((entry for entry in reversed(self._entries) if entry.held is not None), None)
+            if last is not None:
+                self._idle.append(last.held)
+                last.held = None
+                self._waiting.remove(self._entries[0])
+                self._waiting.extendleft((last, self._entries[0]))
         while self._waiting and self._idle:
             entry, actor = self._waiting.popleft(), self._idle.popleft()
-            self._calls[actor.apply.remote(entry.item)] = actor, entry
+            self._calls[actor.begin.remote(entry.item, entry.received)] = actor, entry
+
+    def _go_on(self, entry: _Entry[Item, Result]) -> None:
+        """Requests the next result of an entry whose actor waits, if few results are unused."""
+        if entry.held is not None and len(entry.results) < RESULTS_AHEAD:
+            self._calls[entry.held.go_on.remote()] = entry.held, entry
+            entry.held = None
 
     def _take_ended(self, seconds: float | None) -> bool:
-        """Waits for the end of a call, takes the result of the call, and gives the actor of the call the next item.
+        """Waits for the end of a call, takes the result of the call, and gives the actor of the call the next work.
 
         Waits at most `seconds`, or without limit if `seconds` is None. Returns whether a call has ended."""
         if not self._calls:
@@ -167,11 +229,21 @@ class _Pool(Generic[Item, Result]):
         else:
             if entry is None:
                 self._failed_starts = 0
+                self._idle.append(actor)
             else:
-                entry.results.append(result)
-            self._idle.append(actor)
+                self._receive(entry, actor, result)
         self._assign()
         return True
+
+    def _receive(self, entry: _Entry[Item, Result], actor: Any, found: _Received[Result]) -> None:
+        entry.results.extend(found.results)
+        entry.received += len(found.results)
+        entry.is_done, entry.deaths = found.is_last, 0
+        if entry.is_done:
+            self._idle.append(actor)
+        else:
+            entry.held = actor
+            self._go_on(entry)
 
     def _replace(self, actor: Any, entry: _Entry[Item, Result] | None, error: Exception) -> None:
         self._ray.kill(actor)  # the actor may be alive, if only its result was lost

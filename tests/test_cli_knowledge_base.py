@@ -1,12 +1,16 @@
 """Knowledge bases that are built and kept from the command line."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from realm import cli
+from realm.documents import reading
+from realm.documents.file_records import records_of
+from realm.documents.formats.records import Limits
 from tests.towns import write_corpus, write_encoder
 
 
@@ -162,3 +166,19 @@ def test_merged_files_are_said_and_deleted_by_their_paths(
         assert cli.main(["kb", "delete", file, "--kb", kb, "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == {"passages_removed": removed}
     assert cli.main(["kb", "delete", a, "--kb", kb]) == 2
+
+
+def test_a_build_and_an_addition_read_their_sources_once(tmp_path: Path, monkeypatch) -> None:
+    read: list[str] = []
+
+    def noted(found: Sequence[tuple[Any, Path]], limits: Limits) -> Iterator[Any]:
+        read.extend(path.name for _, path in found)
+        return records_of(found, limits)
+
+    monkeypatch.setattr(reading, "records_of", noted)
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text(f"The file {name} is read once.")
+    kb = str(tmp_path / "kb")
+    assert cli.main(["kb", "build", str(tmp_path / "a.txt"), "--out", kb, "--tagger", "rules"]) == 0
+    assert cli.main(["kb", "add", str(tmp_path / "b.txt"), "--kb", kb]) == 0
+    assert read == ["a.txt", "b.txt"]

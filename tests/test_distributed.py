@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from realm import distributed
-from realm.errors import InputError
+from realm.errors import InputError, RealmError
 from tests.conftest import RIVERS, TOWNS
 from tests.train.stages import children_of, metrics, pretraining, weights
 
@@ -110,6 +111,13 @@ def test_processes_that_are_started_again_do_not_use_what_killed_processes_store
         for rank in ranks:
             rank.join(timeout=60)
     assert found == {(attempt, rank): [f"{attempt}"] * 3 for attempt in range(2) for rank in range(3)}
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, "1, 2"), (2, "0")])
+def test_a_rank_that_never_starts_is_an_error_after_a_limit(rank: int, missing: str, monkeypatch) -> None:
+    monkeypatch.setattr(distributed, "JOIN_TIMEOUT", timedelta(seconds=0.2))
+    with pytest.raises(RealmError, match=rf"^rank {rank} waited 0\.2 s for rank {missing}: "):
+        distributed.store_of_attempt(dist.HashStore(), rank, 3)
 
 
 @pytest.fixture

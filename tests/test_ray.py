@@ -1,23 +1,36 @@
 """A Ray cluster of two nodes on this machine: the same results as one process, whatever dies."""
 
+import gzip
+import json
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import lance
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
 from realm.cli import main
+from realm.documents import ray_reading
+from realm.documents.file_records import records_of_file
+from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.ray_reading import Block, Left, State, prepare_reading, state_of
+from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.sources import files_of
+from realm.documents.wikipedia import multistream
 from realm.errors import InputError, RealmError
 from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
-from realm.ray_actors import EngineConfig, map_on_ray
+from realm.ray_actors import RESULTS_AHEAD, EngineConfig, map_on_ray
 from realm.store import unfinished, vectors
 from realm.store.ingest import build
 from realm.store.knowledge_base import KnowledgeBase
@@ -25,12 +38,13 @@ from realm.store.settings import KnowledgeBaseConfig
 from realm.text.salient_spans import load_tagger
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import tiny_documents
+from tests.documents.writers import page, word, write_dump, write_multistream
 from tests.train.refresh.refreshing import expected
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """Two nodes of one core each."""
+    """Two nodes of one core each, for all tests, because Ray needs seconds to start."""
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     made.add_node(num_cpus=1)
     yield made
@@ -38,19 +52,25 @@ def cluster() -> Iterator[Cluster]:
     made.shutdown()
 
 
-def squares(folder: Path, seconds: float) -> Callable[[int], int]:
+def squares(folder: Path, seconds: float) -> Callable[[int], list[int]]:
     """Prepares the function that notes each call by a file, and squares."""
 
-    def square(number: int) -> int:
+    def square(number: int) -> list[int]:
         (folder / f"{number} {os.getpid()}").touch()
         time.sleep(seconds)
-        return number * number
+        return [number * number]
 
     return square
 
 
 def pids(folder: Path) -> set[int]:
     return {int(path.name.split()[1]) for path in folder.iterdir()}
+
+
+def test_cluster_that_is_not_there_is_one_line() -> None:
+    ray.shutdown()  # an open connection would be used
+    with pytest.raises(InputError, match=r"cannot reach the Ray cluster 127\.0\.0\.1:1: "):
+        next(map_on_ray(deadly, iter(range(5)), "127.0.0.1:1"))
 
 
 @pytest.mark.slow
@@ -77,12 +97,21 @@ def test_items_are_read_while_results_are_used(cluster, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_work_of_a_killed_process_is_done_by_others(cluster, tmp_path) -> None:
-    results = map_on_ray(partial(squares, tmp_path, 0.3), iter(range(12)), cluster.address)
+    first: set[int] = set()
+
+    def until_another_process_works() -> Iterator[int]:
+        for number in range(300):
+            if first and pids(tmp_path) - first:
+                return
+            yield number
+
+    results = map_on_ray(partial(squares, tmp_path, 0.3), until_another_process_works(), cluster.address)
     assert next(results) == 0
-    first = pids(tmp_path)
+    first |= pids(tmp_path)
     os.kill(min(first), signal.SIGKILL)
-    assert list(results) == [number**2 for number in range(1, 12)]
-    assert pids(tmp_path) > first  # another process took its place
+    found = list(results)
+    assert found == [number**2 for number in range(1, len(found) + 1)]
+    assert pids(tmp_path) > first  # another process took the place of the killed process
 
 
 @pytest.mark.slow
@@ -91,12 +120,57 @@ def test_work_of_a_killed_node_is_done_by_the_other(cluster, tmp_path) -> None:
     assert next(results) == 0
     cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
     assert list(results) == [number**2 for number in range(1, 12)]
+    cluster.add_node(num_cpus=1)  # for the next test
+    cluster.wait_for_nodes()
 
 
-def deadly() -> Callable[[int], None]:
-    def die(number: int) -> None:
+def countings(folder: Path) -> Callable[[int], Iterator[tuple[int, int]]]:
+    """Prepares the function that gives thirty results for an item, and notes each result by a file."""
+
+    def count(number: int) -> Iterator[tuple[int, int]]:
+        for step in range(30):
+            (folder / f"{number}-{step} {os.getpid()}").touch()
+            yield number, step
+
+    return count
+
+
+COUNTED = [(number, step) for number in range(4) for step in range(30)]
+
+
+@pytest.mark.slow
+def test_process_waits_until_results_of_its_item_are_used(cluster, tmp_path) -> None:
+    results = map_on_ray(partial(countings, tmp_path), iter(range(4)), cluster.address)
+    found = [next(results) for _ in range(3)]
+    time.sleep(2)
+    assert len(list(tmp_path.iterdir())) <= 2 * (3 + RESULTS_AHEAD + 2)
+    assert [*found, *results] == COUNTED
+
+
+class Neighbour:
+    """An actor of other work on the cluster."""
+
+
+@pytest.mark.slow
+def test_item_of_a_killed_process_goes_on_in_a_waiting_process_if_no_core_is_free(cluster, tmp_path) -> None:
+    results = map_on_ray(partial(countings, tmp_path), iter(range(4)), cluster.address)
+    found = [next(results) for _ in range(3)]
+    time.sleep(1)  # both processes wait
+    neighbour = ray.remote(Neighbour).options(num_cpus=1).remote()  # gets the core of the killed process
+    (first,) = {int(path.name.split()[1]) for path in tmp_path.glob("0-*")}
+    os.kill(first, signal.SIGKILL)
+    try:
+        assert [*found, *results] == COUNTED
+        assert {int(path.name.split()[1]) for path in tmp_path.glob("0-29 *")} != {first}
+    finally:
+        ray.kill(neighbour)
+
+
+def deadly() -> Callable[[int], list[int]]:
+    def die(number: int) -> list[int]:
         if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
+        return [number]
 
     return die
 
@@ -107,7 +181,7 @@ def test_item_that_kills_every_process_ends_the_work(cluster) -> None:
         list(map_on_ray(deadly, iter(range(5)), cluster.address))
 
 
-def refusing() -> Callable[[int], Any]:
+def refusing() -> Callable[[int], list[int]]:
     raise InputError("no such model")
 
 
@@ -121,11 +195,6 @@ def test_address_without_the_engine_is_one_line(tiny_kb, tiny_model_folder, caps
     command = ["index", "--kb", str(tiny_kb.folder), "--model", str(tiny_model_folder)]
     assert main([*command, "--ray-address", "head:6379"]) == 2
     assert capsys.readouterr().err == 'realm: --set: ray_address is head:6379, which needs engine = "ray"\n'
-
-
-def test_cluster_that_is_not_there_is_one_line() -> None:
-    with pytest.raises(InputError, match=r"cannot reach the Ray cluster 127\.0\.0\.1:1: "):
-        next(map_on_ray(deadly, iter(range(5)), "127.0.0.1:1"))
 
 
 def test_cluster_embeds_the_vectors_of_one_process_and_continues(
@@ -165,3 +234,114 @@ def _built(folder: Path, tokenizer: Tokenizer, engine: Any, address: str) -> Kno
     tagger = load_tagger("rules", 1, EngineConfig(engine, address if engine == "ray" else ""))
     build(folder, tiny_documents(), KnowledgeBaseConfig(passage_tokens=40), tokenizer, tagger)
     return KnowledgeBase.open(folder)
+
+
+# -- reading files
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch) -> list[str]:
+    """Files of many formats, of which some cannot be read, with relative paths, and small limits so that all are split."""
+    monkeypatch.setattr(multistream, "PART_BYTES", 3000)
+    monkeypatch.setattr(ray_reading, "BLOCK_BYTES", 2000)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "corpus"
+    (folder / "more").mkdir(parents=True)
+    for number in range(6):
+        (folder / f"note {number}.txt").write_text(
+            f"Ann met Bob on {number + 1} May 1990 in Arden. " * (number + 1)
+        )
+        rows = [
+            {
+                "title": f"Row {number % 2}",
+                "text": f"Row {n} of {number}: since {1900 + n}, all was new.",
+                "year": n,
+            }
+            for n in range(2200 if number == 3 else 5)
+        ]
+        lines = "\n".join(map(json.dumps, rows)) + "\nno JSON\n"
+        (folder / "more" / f"rows {number}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    pq.write_table(
+        pa.Table.from_pylist([{"id": n, "title": f"T{n}", "text": f"X {n}"} for n in range(600)]),
+        folder / "t.parquet",
+    )
+    (folder / "again.txt").write_text("Ann met Bob on 1 May 1990 in Arden. ")
+    (folder / "empty.txt").touch()
+    (folder / "odd.bin").write_bytes(b"odd")
+    (folder / "page.html").write_text("<h1>A page</h1><p>It was made in June 2001.</p>")
+    (folder / "z.parquet").write_bytes(b"PAR1 damaged")
+    word(folder / "letter.docx", "Letter")
+    pages = [
+        page(f"Page {n}", f"#REDIRECT [[Page {n + 3}]]", redirect=f"Page {n + 3}")
+        if n % 5 == 0
+        else page(
+            f"Page {n}", f"On {n % 28 + 1} May, [[Page {n // 5 * 5}]] began. {Random(n).getrandbits(999)}"
+        )
+        for n in range(60)
+    ]
+    write_multistream(folder / "wiki.xml.bz2", pages)
+    cut = write_multistream(folder / "cut.xml.bz2", pages)
+    data = bytearray(cut.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    cut.write_bytes(data)
+    write_dump(folder / "whole.xml", pages[:12])
+    (folder / "wiki_00").write_text(json.dumps({"title": "Brack", "text": "Brack\n\nBrack is old."}))
+    return ["corpus/more", "corpus"]
+
+
+@pytest.mark.slow
+def test_cluster_builds_the_knowledge_base_of_one_process(cluster, sources, monkeypatch, capsys) -> None:
+    command = ["kb", "build", *sources, "--tagger", "rules", "--json", "--out"]
+    assert main([*command, "local", "--processes", "1"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    read_here: list[str] = []
+
+    def noted(file: Any, *others: Any) -> Any:
+        read_here.append("" if isinstance(file, Unreadable) else file[1].name)
+        return records_of_file(file, *others)
+
+    monkeypatch.setattr(ray_reading, "records_of_file", noted)
+    assert main([*command, "cluster", "--engine", "ray", "--ray-address", cluster.address]) == 0
+    assert json.loads(capsys.readouterr().out) == expected
+    assert sum(expected["left_out"].values()) > 10 and expected["documents"] > 2900
+    assert set(read_here) == {"", "whole.xml"}
+    one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "cluster"))
+    assert one.equals(other) and len(one) > 2800
+    for name in ("left_out.jsonl", "merged.jsonl"):
+        lines, others = (
+            [json.loads(line) for line in Path(kb, name).read_text().splitlines()]
+            for kb in ("local", "cluster")
+        )
+        for one in lines + others:  # line numbers of damage differ, because each part is parsed alone
+            if one.get("where") == "corpus/cut.xml.bz2":
+                one["problem"] = ""
+        assert lines == others and lines
+
+
+@pytest.mark.slow
+def test_files_of_a_killed_process_are_read_by_others(cluster, sources, tmp_path) -> None:
+    expected = list(read_documents(sources, report=ReadingReport()))
+    documents = read_documents(sources, report=ReadingReport(), engine=EngineConfig("ray", cluster.address))
+    found = [next(documents)]
+    readers = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cwd")
+        if os.path.realpath(path) == str(tmp_path) and b"_Worker" in (path.parent / "cmdline").read_bytes()
+    ]
+    assert len(readers) == 2
+    os.kill(readers[0], signal.SIGKILL)
+    assert [*found, *documents] == expected
+
+
+def test_worker_leaves_files_that_it_does_not_see_to_the_command(sources, tmp_path, monkeypatch) -> None:
+    path = Path("corpus/page.html")
+    state, source = state_of(path), files_of("corpus/page.html", None)[0]
+    other = State(1, 1)
+    for folder, seen, kind in (
+        (tmp_path, state, Record),
+        (tmp_path, other, Left),
+        (tmp_path / "gone", state, Left),
+    ):
+        read = prepare_reading(folder, Limits())
+        (found,) = read(Block([(source, seen)]))
+        assert [type(one) for one in found.records] == [kind]

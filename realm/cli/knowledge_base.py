@@ -1,10 +1,9 @@
 """`realm kb`: builds, changes and checks a knowledge base. The commands that show documents are in `documents`."""
 
 import argparse
-import contextlib
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
@@ -25,7 +24,7 @@ from realm.cli.arguments import (
     settings,
 )
 from realm.cli.documents import add_documents
-from realm.errors import DamagedError, RealmError
+from realm.errors import DamagedError
 from realm.progress import progress
 
 if TYPE_CHECKING:
@@ -191,41 +190,22 @@ def _build(args: argparse.Namespace) -> None:
     )
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     limit = config.max_document_chars
-    documents = read_documents(args.sources, limit, reading, headings=config.reads_headings)
+    engine = engine_of(args)
+    documents = read_documents(args.sources, limit, reading, headings=config.reads_headings, engine=engine)
     if config.near_duplicates:
         documents = without_near_duplicates(documents, config.near_duplicates, reading)
-    total = _count(args.sources, limit)
     if args.vocab_size is None:
         tokenizer = Tokenizer.load(config.tokenizer)
     else:
         again = progress(
-            read_documents(args.sources, limit, for_vocabulary),
-            total=total, description="vocabulary", unit="document",
+            read_documents(args.sources, limit, for_vocabulary, engine=engine),
+            total=None, description="vocabulary", unit="document",
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
-    tagger = load_tagger(config.tagger, args.processes, engine_of(args))
-    result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace, total=total)
+    tagger = load_tagger(config.tagger, args.processes, engine)
+    result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace)
     report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
-
-
-def _count(sources: Sequence[str], max_document_chars: int) -> int | None:
-    """Number of documents in the sources, to estimate the remaining time. Reading takes a small part of the total time.
-
-    None if there are no documents, or if a source is remote and would be copied twice. Errors are ignored, because the caller
-    reads the sources again and reports the error.
-    """
-    from realm.documents.reading import ReadingReport, read_documents
-    from realm.documents.remote import is_remote
-
-    if any(map(is_remote, sources)):
-        return None
-    counted = ReadingReport()
-    with contextlib.suppress(RealmError):
-        documents = read_documents(sources, max_document_chars, counted)
-        for _ in progress(documents, total=None, description="read", unit="document"):
-            pass
-    return counted.documents or None
 
 
 def _add(args: argparse.Namespace) -> None:
@@ -234,15 +214,19 @@ def _add(args: argparse.Namespace) -> None:
     from realm.text.salient_spans import load_tagger
 
     config = KnowledgeBase.open(args.kb).config
-    tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0, engine_of(args))
-    total = _count(args.sources, config.max_document_chars)
+    engine = engine_of(args)
+    tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0, engine)
 
     def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:
         reading = None if args.strict else ReadingReport()
         documents = read_documents(
-            args.sources, kb.config.max_document_chars, reading, headings=kb.config.reads_headings
+            args.sources,
+            kb.config.max_document_chars,
+            reading,
+            headings=kb.config.reads_headings,
+            engine=engine,
         )
-        return kb.add(documents, tagger, total), reading
+        return kb.add(documents, tagger), reading
 
     result, reading = changed(Path(args.kb), add)
     report(args, {**result._asdict(), **_report_sources(args.kb, reading, result.merged)})

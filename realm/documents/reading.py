@@ -2,8 +2,8 @@
 
 A source is a file, a folder with all its subfolders, an address (`remote.py`), or the name of a packaged corpus
 (`demo_corpora.py`). `sources.py` finds the files and the reader of each file, and the readers yield records
-(`formats/records.py`). `read_documents` does what all formats have in common: unique ids, the limit on length, and the report
-on files that cannot be read.
+(`formats/records.py`). `file_records.py` and `ray_reading.py` call the readers. `read_documents` does what all formats have in
+common: unique ids, the limit on length, and the report on files that cannot be read.
 This file does not split documents into passages.
 """
 
@@ -12,32 +12,30 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents import child_process
+from realm.documents.file_records import records_of
 from realm.documents.formats.records import (
-    DAMAGED,
     EXPECTED,
     FIELDS,
-    NOT_OPENED,
     SAME_ID,
     TOO_LONG,
     Limits,
-    Reader,
     Record,
     Unreadable,
     printable,
     record,
 )
-from realm.documents.remote import copied, is_remote, public_address
+from realm.documents.ray_reading import read_on_ray
+from realm.documents.remote import is_remote
 from realm.documents.sources import RemoteFile, SourceFile, count_kinds, files_of, remote_files_of
-from realm.errors import InputError, RealmError, first_line, shortened, shown
+from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
+from realm.ray_actors import EngineConfig
 from realm.text.corpus import Document
-from realm.text.fields import LONGEST_VALUE, clean_fields, time_text
+from realm.text.fields import LONGEST_VALUE, clean_fields
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
@@ -126,6 +124,7 @@ def read_documents(
     but: Path | None = None,
     headings: bool = False,
     taken: Collection[str] = (),
+    engine: EngineConfig | None = None,
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
@@ -135,7 +134,8 @@ def read_documents(
 
     Files in the folder `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
-    left out and listed in `report`; without a report, the first problem is raised.
+    left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
+    cluster read the files; the documents and the report are the same.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
@@ -149,7 +149,9 @@ def read_documents(
     if report is None:
         _refuse(found)
     limits = Limits(max_document_chars, headings)
-    return _documents(_read(found, limits), limits, report, taken)
+    if engine is not None and engine.engine == "ray":
+        return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
+    return _documents(records_of(found, limits), limits, report, taken)
 
 
 def documents_of(
@@ -202,12 +204,6 @@ def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
         logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
 
 
-def _with_file(one: Record, path: Path) -> Record:
-    """The record of a file that is one document, with the path and the modification time of the file as fields."""
-    modified = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-    return one._replace(fields={"path": path.as_posix(), "modified": time_text(modified), **one.fields})
-
-
 def _documents(
     read: Iterable[Record | Unreadable],
     limits: Limits,
@@ -253,51 +249,3 @@ def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
         return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
     return None
-
-
-def _read(found: Iterable[SourceFile | RemoteFile], limits: Limits) -> Iterator[Record | Unreadable]:
-    """The records and problems of all files, in order."""
-    with child_process.ReaderProcess() as child:
-        for file in found:
-            if isinstance(file, Unreadable):
-                yield file
-            elif isinstance(file, RemoteFile):
-                yield from _fetched(file, limits, child)
-            else:
-                reader, path = file
-                for one in _opened(reader, path, limits, child):
-                    if isinstance(one, Record) and one.id == path.as_posix():
-                        one = _with_file(one, path)
-                    yield one
-
-
-def _fetched(
-    found: RemoteFile, limits: Limits, child: child_process.ReaderProcess
-) -> Iterator[Record | Unreadable]:
-    """The records of a remote file, with the address of the file in the place of the path of the copy."""
-    address = public_address(found.address)
-    with copied(found.address) as path:
-        for one in _opened(found.reader, path, limits, child):
-            where = one.where.replace(str(path), address)
-            if isinstance(one, Unreadable):
-                yield Unreadable(where, one.reason, str(one).replace(str(path), address))
-            elif one.id == path.as_posix():
-                yield one._replace(where=where, id=address, fields={"path": address, **one.fields})
-            else:
-                yield one._replace(where=where)
-
-
-def _opened(
-    reader: Reader | None, path: Path, limits: Limits, child: child_process.ReaderProcess
-) -> Iterator[Record | Unreadable]:
-    """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
-    try:
-        yield from child.read(path, limits) if reader is None else reader(path, limits)
-    except Unreadable as problem:
-        yield problem
-    except RealmError:  # an error of the installation, not of a file
-        raise
-    except OSError as error:
-        yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
-    except Exception as error:  # libraries raise errors of many classes
-        yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")

@@ -6,6 +6,7 @@ because a corpus must not depend on a failure of the network.
 """
 
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ WAITS = (1.0, 5.0, 20.0)
 """Seconds before the second, third and fourth attempt to copy a file."""
 _SILENCE = 300
 """Seconds after which an attempt fails if a web server sends nothing."""
+MOST_OF_DISK = 0.9
+"""Largest share of the free space of the temporary folder that a copy takes."""
 _MISSING = (404, 410)
 """HTTP statuses of files that do not exist."""
 _QUERY = re.compile(r"\?\S+")
@@ -98,7 +101,7 @@ def copied(address: str) -> Iterator[Path]:
     """A context with a copy of a file in a temporary folder, under the same name.
 
     Raises:
-        InputError: the file cannot be read.
+        InputError: the file cannot be read, or is too large for the temporary folder.
         WriteFailed: the copy cannot be written.
     """
     with tempfile.TemporaryDirectory(prefix="realm-") as folder:
@@ -119,11 +122,23 @@ def copied(address: str) -> Iterator[Path]:
 
 def _copy(address: str, path: Path) -> None:
     system, inside = _opened_system(address)
+    most = int(MOST_OF_DISK * shutil.disk_usage(path.parent).free)
+
+    def check(size: int) -> None:
+        if size > most:
+            raise InputError(
+                f"{public_address(address)} has over {most:,} bytes, too many for the free space in {path.parent.parent}: set "
+                "TMPDIR to a folder with more room"
+            )
+
     with system.open(inside, "rb") as remote:
+        check(remote.size or 0)  # some servers do not send the size
         with writing(path):
             file = path.open("wb")
         with file:
+            size = 0
             while data := remote.read(1 << 20):
+                check(size := size + len(data))
                 with writing(path):
                     file.write(data)
                     file.flush()
@@ -136,8 +151,9 @@ def _opened_system(address: str) -> tuple[Any, str]:
     if scheme in _WEB:
         import aiohttp
 
-        # By default, aiohttp ends each transfer after five minutes.
-        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)}
+        # By default, aiohttp ends each transfer after five minutes, and ignores HTTPS_PROXY and HTTP_PROXY.
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENCE)
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     # `url_to_fs` of fsspec would take "::" in an address for a chain of file systems.
     system = fsspec.filesystem(scheme, **options)
     return system, system._strip_protocol(address)

@@ -76,7 +76,7 @@ def _everywhere(model_path: str) -> str:
 
 def _prepare(
     kb_folder: Path, corpus: str, model_path: str, config: IndexConfig
-) -> Callable[[np.ndarray], np.ndarray]:
+) -> Callable[[np.ndarray], list[np.ndarray]]:
     """Loads the knowledge base and the model in an actor -> a function that embeds the passages with given numbers."""
     kb = KnowledgeBase.open(kb_folder)
     if kb.fingerprint != corpus:
@@ -85,9 +85,9 @@ def _prepare(
     if model.device.type == "cpu":
         torch.set_num_threads(1)  # an actor has one core
 
-    def embed(number_n: np.ndarray) -> np.ndarray:
+    def embed(number_n: np.ndarray) -> list[np.ndarray]:
         tokens = kb.tokens_of(number_n)  # only the wordpieces of the chunk are in memory
         with autocast(model.device, config.precision):
-            return embed_passages(model, tokens, np.arange(len(number_n)), description=None)
+            return [embed_passages(model, tokens, np.arange(len(number_n)), description=None)]
 
     return embed

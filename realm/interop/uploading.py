@@ -1,7 +1,8 @@
 """Uploads a model, or a workspace with its documents, to the Hugging Face hub.
 
 A repository with a model has the files of `realm.interop.sharing.write_hub`. A repository with a workspace has the model in
-`model/`, the knowledge base in `kb/`, and the model card.
+`model/`, the knowledge base in `kb/`, and the model card. Files that commands make again from the rest of the knowledge base
+are not uploaded.
 """
 
 import tempfile
@@ -14,6 +15,8 @@ from realm.errors import InputError
 from realm.folders import LOCK, one_writer
 from realm.interop.sharing import CARD, card, write_hub
 from realm.model.manifest import MANIFEST, model_path, read_manifest
+from realm.search.stored_bm25 import WORDS
+from realm.store import mapped_arrays, unfinished, vectors
 
 KEPT = {".gitattributes", ".gitignore"}
 """Files of a repository that an upload does not delete."""
@@ -70,7 +73,7 @@ def share(
         else:
             stack.enter_context(one_writer(Path(kb)))  # so that all files belong to one version
             (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")
-            files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_in(Path(kb), "kb/")
+            files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_of_kb(Path(kb))
         try:
             api = HfApi()
             try:
@@ -116,6 +119,29 @@ def _check_existing(name: str, private: bool, files: Sequence[str], public: bool
             f"{name} exists, and has files that `realm share` did not make, such as {min(others)}, which an upload would "
             "delete: give another name"
         )
+
+
+def _files_of_kb(folder: Path) -> dict[str, Path]:
+    return {
+        place: file
+        for place, file in _files_in(folder, "kb/").items()
+        if not _is_made_again(file.relative_to(folder))
+    }
+
+
+def _is_made_again(file: Path) -> bool:
+    """Whether commands make a file of a knowledge base again: copies of the vectors for mapped and for approximate search,
+    vectors of an unfinished index, the BM25 index, and the arrays of training.
+
+    >>> _is_made_again(Path("indexes/0a1b/mapped-3-77.npy")), _is_made_again(Path("indexes/0a1b/vectors.lance/data/1.lance"))
+    (True, False)
+    """
+    match file.parts:
+        case (kind, *_) if kind in (mapped_arrays.MAPPED, WORDS):
+            return True
+        case ("indexes", _, inside, *_):
+            return inside == vectors.APPROXIMATE or inside.startswith((vectors.MAPPED, unfinished.NAME))
+    return False
 
 
 def _files_in(folder: Path, prefix: str = "") -> dict[str, Path]:

@@ -65,12 +65,8 @@ def add(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
-    *,
-    total: int | None = None,
 ) -> tuple[lance.LanceDataset, AddResult]:
     """Adds documents in one commit -> (the table after the commit, the result).
-
-    `total` is the expected number of documents, for the progress bar.
 
     Raises:
         InputError: two of the documents have the same id and different texts.
@@ -115,7 +111,7 @@ def add(
         fragments.extend(write_rows(folder / TABLE, batches, table.schema))
         rows.clear()
 
-    bar = progress(total=total, description="add", unit="document")
+    bar = progress(total=None, description="add", unit="document")
     with bar, uncommitted(folder / TABLE), annotated(news(), tagger) as found:
         for document, annotations in found:
             bar.update()

@@ -39,7 +39,7 @@ from realm.keys import Lookup, hex_id, key_of
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
 from realm.store.fields.columns import column_name, kinds_of_fields
-from realm.store.fields.filters import filter_sql, names_of_fields, refused
+from realm.store.fields.filters import CANNOT_CAST, explained, filter_sql, names_of_fields, refused
 from realm.store.ingest import TABLE, TOKENIZER, BuildResult, build, with_columns_of
 from realm.store.mapped_arrays import MAPPED
 from realm.store.merged import (
@@ -360,19 +360,16 @@ class KnowledgeBase:
             raise InputError(f"{self.folder} has no document with id or title {some}")
         return np.flatnonzero(found_N)
 
-    def add(self, documents: Iterable[Document], tagger: Tagger, total: int | None = None) -> AddResult:
+    def add(self, documents: Iterable[Document], tagger: Tagger) -> AddResult:
         """Adds documents in one commit; a document with an existing id replaces the old document.
 
         A document with unchanged title and text, or unchanged passages, is skipped. If another document was merged with a
-        replaced document, the old text stays as the text of the other document. `total` is the expected number of documents,
-        for the progress bar.
+        replaced document, the old text stays as the text of the other document.
 
         Raises:
             InputError: two of the documents have the same id and different texts.
         """
-        table, result = add(
-            self.folder, self.table, documents, self.config, self.tokenizer, tagger, total=total
-        )
+        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger)
         self._move_to(table)
         return result
 
@@ -479,7 +476,7 @@ class KnowledgeBase:
         except ValueError as error:  # the filter is not valid SQL, or compares values of different types
             if isinstance(error, InputError):
                 raise
-            why = reason(error).removeprefix("Invalid user input: ")
+            why = explained(reason(error).removeprefix("Invalid user input: "))
             raise refused(where, shortened(why), self.kinds) from error
         if not pa.types.is_boolean(match_N.type):
             raise refused(where, "it is not a condition, such as year >= 2020", self.kinds)
@@ -502,7 +499,7 @@ def _casts() -> Iterator[None]:
     try:
         yield
     except pa.ArrowInvalid as error:
-        if "Cast error" not in str(error):
+        if not CANNOT_CAST.search(str(error)):
             raise
         raise ValueError(*error.args) from error
 

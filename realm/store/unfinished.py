@@ -23,7 +23,7 @@ import numpy as np
 from realm.errors import writing
 from realm.keys import Lookup
 
-_NAME = "unfinished"
+NAME = "unfinished"
 WORTH_KEEPING = 1000
 """Smallest number of passages whose vectors are saved; fewer passages are embedded in seconds."""
 
@@ -71,7 +71,7 @@ def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> 
     if len(keys_n) < WORTH_KEEPING:
         yield None
         return
-    name = folder / f"{_NAME}-{model}-{share}"
+    name = folder / f"{NAME}-{model}-{share}"
     with writing(name):
         opened = name.open("a+b")
     with opened as file:
@@ -85,6 +85,6 @@ def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> 
 
 def forget(folder: Path) -> None:
     """Removes the saved vectors in an index folder, after the build or if the vectors are no longer needed."""
-    for file in folder.glob(f"{_NAME}-*"):
+    for file in folder.glob(f"{NAME}-*"):
         with suppress(OSError):
             file.unlink()

@@ -49,7 +49,7 @@ from realm.store.tables.table import (
 from realm.store.upkeep import Removed, forget_after, remove_versions, tidy
 
 TABLE = "vectors.lance"
-_MAPPED = "mapped"
+MAPPED = "mapped"
 APPROXIMATE = "approximate"
 """Folder beside the table with the tables of `realm.search.approximate`, each named after the version of its vectors."""
 _INFO = b"realm"
@@ -165,7 +165,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
     table = open_table(folder / TABLE)
     info = _info(table, folder)
     ids = hashlib.sha256(ids_N.tobytes()).hexdigest()[:16]
-    file = folder / f"{_MAPPED}-{table.version}-{ids}.npy"
+    file = folder / f"{MAPPED}-{table.version}-{ids}.npy"
     missing, left_over = np.zeros(0, dtype=np.int64), 0
     if not file.exists():
         aside = folder / f".{file.name}.{os.getpid()}"
@@ -178,7 +178,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
                 return found
             array_ND.flush()
             missing, left_over = found.missing, found.left_over
-            for old in folder.glob(f"{_MAPPED}-*.npy"):
+            for old in folder.glob(f"{MAPPED}-*.npy"):
                 old.unlink()
             aside.replace(file)
         finally:
@@ -260,7 +260,7 @@ def compact(folder: Path, ids_N: np.ndarray) -> Removed:
         with uncommitted(folder / TABLE):
             fragments = write_rows(folder / TABLE, rows, schema, new=True)
             table = commit(folder / TABLE, LanceOperation.Overwrite(schema, fragments), table)
-    for file in folder.glob(f"{_MAPPED}-*.npy"):
+    for file in folder.glob(f"{MAPPED}-*.npy"):
         file.unlink()
     if (folder / APPROXIMATE).exists():
         with one_writer(folder / APPROXIMATE):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
-from realm.ray_actors import EngineConfig, map_on_ray
+from realm.ray_actors import TAGGING_CORES, EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import KeepingTagger, cache_folder
 from realm.text.span_rules import annotations_of, sentences_of
@@ -245,7 +245,7 @@ class _RayTagger:
     def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
         groups = _groups(_in_pieces(texts))
         prepare = partial(_load_annotate_group, self.name)
-        found = map_on_ray(prepare, groups, self._address, self._prefer_gpus)
+        found = map_on_ray(prepare, groups, self._address, self._prefer_gpus, TAGGING_CORES)
         return _joined(chain.from_iterable(found))
 
 
@@ -254,9 +254,9 @@ def _load_annotate(name: str) -> AnnotateGroups:
     return _load(name, processes=1)._annotate_groups
 
 
-def _load_annotate_group(name: str) -> Callable[[Group], list[tuple[Annotations, Place]]]:
+def _load_annotate_group(name: str) -> Callable[[Group], list[list[tuple[Annotations, Place]]]]:
     annotate = _load_annotate(name)
-    return lambda group: list(annotate(iter([group])))
+    return lambda group: [list(annotate(iter([group])))]
 
 
 def _bounded(pipeline: Language) -> AbstractContextManager[Any]:

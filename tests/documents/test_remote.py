@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -92,7 +93,8 @@ def test_a_pattern_and_a_single_file_name_their_files(files: Path, memory: str) 
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder; the first answers for names with "slow" are cut off, and names like "status-403" have this status."""
+    """Serves a folder. The first answers for names with "slow" are cut off, names like "status-403" have this status, and the
+    answers for names with "no-length" have no size."""
 
     failures = 0
     requests = 0
@@ -105,11 +107,21 @@ class Handler(SimpleHTTPRequestHandler):
         if "status-" in self.path:
             self.send_error(int(self.path.partition("status-")[2][:3]))
             return
+        if "no-length" in self.path:
+            self.send_response(200)
+            self.end_headers()
+            return
         super().do_HEAD()
 
     def do_GET(self) -> None:
         if "status-" in self.path:
             self.do_HEAD()
+            return
+        if "no-length" in self.path:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(Path(self.directory, Path(self.path).name).read_bytes())
+            self.close_connection = True
             return
         if "slow" in self.path and type(self).failures:
             type(self).failures -= 1
@@ -180,6 +192,28 @@ def test_a_server_that_cannot_be_reached_is_not_a_missing_file(files: Path, monk
         pass
     with pytest.raises(InputError, match=r"notes\.md cannot be read: Cannot connect to host"):
         read(f"{url}/notes.md")
+
+
+def test_a_file_that_the_disk_has_no_room_for_is_not_copied(files: Path, memory: str, monkeypatch) -> None:
+    (files / "large.txt").write_text("words " * 1000)
+    fsspec.filesystem("memory").put(str(files / "large.txt"), f"/{files.parent.name}/corpus/large.txt")
+    monkeypatch.setattr(remote.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10_000, 5_000, 5_000))
+    with serving(files) as url:
+        for source in (f"{memory}/large.txt", f"{url}/large.txt", f"{url}/no-length/large.txt"):
+            with pytest.raises(
+                InputError, match=r"large\.txt has over 4,500 bytes, .*: set TMPDIR to a folder"
+            ):
+                read(source)
+        assert len(read(f"{url}/more/notes.md")[0]) == 1
+
+
+def test_a_proxy_of_the_environment_is_used(files: Path, monkeypatch) -> None:
+    (files / "http:" / "data.example").mkdir(parents=True)
+    (files / "http:" / "data.example" / "notes.md").write_text("# Notes\n\nA note.")
+    with serving(files) as proxy:  # a request to a proxy has the whole address in the place of the path
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("no_proxy", "")
+        assert [one.title for one in read("http://data.example/notes.md")[0]] == ["Notes"]
 
 
 def test_a_name_with_two_colons_is_one_file(files: Path) -> None:

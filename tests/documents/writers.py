@@ -158,3 +158,10 @@ def write_dump(path: Path, pages: Iterable[str]) -> Path:
     text = HEAD + "".join(pages) + "</mediawiki>\n"
     path.write_bytes(bz2.compress(text.encode()) if path.suffix == ".bz2" else text.encode())
     return path
+
+
+def write_multistream(path: Path, pages: Sequence[str], per_stream: int = 10) -> Path:
+    """A dump whose first lines, last line and every `per_stream` pages are each a stream of bzip2, as Wikimedia writes it."""
+    blocks = ["".join(pages[at : at + per_stream]) for at in range(0, len(pages), per_stream)]
+    path.write_bytes(b"".join(bz2.compress(one.encode()) for one in (HEAD, *blocks, "</mediawiki>")))
+    return path

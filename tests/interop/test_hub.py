@@ -72,8 +72,20 @@ def test_a_workspace_goes_to_the_hub_only_with_its_documents_and_comes_back(
 ) -> None:
     share(hub, tmp_path, "me/manual", "--in", str(towns))
     assert "realm.json" in hub.repositories["me/manual"].at("main")
-    share(hub, tmp_path, "me/manual", "--in", str(towns), "--documents", "--public")
+    copy = shutil.copytree(towns, tmp_path / "copy")
+    (index,) = (copy / "kb" / "indexes").iterdir()
+    again = [
+        index / "approximate" / "1" / "again",
+        index / "mapped-1-again",
+        *(copy / "kb" / one / "again" for one in ("words", "mapped")),
+    ]
+    for file in again:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch()
+    share(hub, tmp_path, "me/manual", "--in", str(copy), "--documents", "--public")
     files = hub.repositories["me/manual"].at("main")
+    assert not any(place.endswith("again") for place in files)
+    assert any("/vectors.lance/" in place for place in files)
     assert {place.partition("/")[0] for place in files} == {"README.md", "kb", "model"}
     assert not any(place.endswith(".lock") for place in files)
     assert "realm answer 'a question' --in hf:me/manual" in files["README.md"].decode()

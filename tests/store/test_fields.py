@@ -83,6 +83,8 @@ FILTERS: list[tuple[str, Condition]] = [
     ("at > '2020-03-01T12:00:00+01:00'", lambda f: f.get("at", "").startswith("2020-03-01T12")),
     ("at >= '2020-03-01'", lambda f: "at" in f),
     ("at > '0900-03-01T12:00:00.25Z'", lambda f: "at" in f),
+    ("at < '2300-01-01' and at < date '9999-12-31'", lambda f: "at" in f),
+    ("at > '1600-01-01' and day < '2300-01-01' or at > date '0001-01-01'", lambda f: "at" in f),
     ("day < at or at > day or day is not null", lambda f: "day" in f),
     ("number >= year or year >= number", lambda f: "number" in f and "year" in f),
     ("mixed = '1'", lambda f: f.get("mixed") == 1),
@@ -122,14 +124,20 @@ def test_the_example_of_a_filter_is_made_from_the_first_document_with_a_suitable
         "`in` = true"
     )
     assert example_filter([{"mixed": 1}, {"unknown": 1}], {"mixed": ["int", "text"]}) is None
-    assert example_filter([{"at": "2263-01-01"}], {"at": ["date", "time"]}) is None
+    assert example_filter([{"at": "2263-01-01"}], {"at": ["time"]}) == "at >= '2263-01-01'"
     of_a_file = {"path": "a.md", "source": "handbook"}
     assert example_filter([of_a_file], {"path": ["text"], "source": ["text"]}) == "source = 'handbook'"
 
 
 WRONG = [
     ("", "it has no field"),
-    ("year >=", "cannot be used"),
+    ("year >=", "cannot be used: it is not a complete condition"),
+    ("(year = 1", "cannot be used: [)] was expected at the end;"),
+    ("year = 1 and source between 'a' source", "cannot be used: AND was expected before source;"),
+    (
+        "year < 1e30",
+        "compares year .whole number. with 1e30: write a number from -9223372036854775808 to 9223372036854775807",
+    ),
     ("1 = 1", "it has no field"),
     ("year", "it is not a condition"),
     ("nothing = 1", "nothing is not a field; the fields are id .text., title .text., year .whole number."),
@@ -157,12 +165,23 @@ WRONG = [
 ]
 
 
+def test_a_date_that_cannot_be_compared_with_a_time_is_refused_in_one_line(tmp_path: Path) -> None:
+    documents = [DOCUMENTS[0]._replace(fields={"day": "2300-01-01", "at": "2020-01-01T00:00:00Z"})]
+    kb = make(tmp_path / "kb", documents)
+    with pytest.raises(
+        RealmError, match=r"at > day cannot be used: dates .* only from the year 1678 to 2261;"
+    ):
+        kb.matching("at > day")
+    assert kb.matching("day > '2299-12-31'").all()
+
+
 @pytest.mark.parametrize(("where", "message"), WRONG, ids=range(len(WRONG)))
 def test_a_wrong_filter_is_refused_in_one_line(kb: KnowledgeBase, where: str, message: str) -> None:
     with pytest.raises(RealmError, match=message) as refused:
         kb.matching(where)
     assert "\n" not in str(refused.value)
     assert ".rs" not in str(refused.value)
+    assert ":int" in where or ":int" not in str(refused.value)  # the name of a column of the table
 
 
 def test_a_deep_filter_takes_no_long_time(kb: KnowledgeBase) -> None:

@@ -10,7 +10,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from realm.documents.formats.records import DAMAGED, TOO_LONG, Unreadable
 from realm.errors import first_line, shortened
@@ -19,13 +19,13 @@ _SMALL = 256 << 20
 """Bytes to which a file of any size may decompress; a larger file may decompress to 100 times its size."""
 
 
-def _zstd(file: io.BufferedReader) -> Any:
+def _zstd(file: IO[bytes]) -> Any:
     import pyarrow as pa
 
     return pa.CompressedInputStream(file, "zstd")
 
 
-_OPENERS: dict[str, Callable[[io.BufferedReader], Any]] = {
+_OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
@@ -51,12 +51,19 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
     Reading raises Unreadable if the file is damaged, or decompresses to too many bytes for its size.
     """
     with path.open("rb") as file:
-        opener = _OPENERS.get(path.suffix.lower())
-        if opener is None or not file.peek(1):  # an empty file is not a damaged file
+        if path.suffix.lower() not in _OPENERS or not file.peek(1):  # an empty file is not a damaged file
             yield file
         else:
-            with opener(file) as stream, io.BufferedReader(_Decompressed(path, stream), 1 << 16) as reader:
+            with decompressed(path, file) as reader:
                 yield reader
+
+
+@contextmanager
+def decompressed(path: Path, data: IO[bytes]) -> Iterator["io.BufferedReader[Any]"]:
+    """The decompressed bytes of `data`, which are compressed bytes of a file. The name of the file has the compression."""
+    opener = _OPENERS[path.suffix.lower()]
+    with opener(data) as stream, io.BufferedReader(_Decompressed(path, stream), 1 << 16) as reader:
+        yield reader
 
 
 class _Decompressed(io.RawIOBase):

@@ -63,6 +63,10 @@ class Unreadable(InputError):
         self.where = str(where)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type["Unreadable"], tuple[str, str, str]]:
+        """For pickle, which would call the class with the message only."""
+        return Unreadable, (self.where, self.reason, str(self))
+
 
 class Limits(NamedTuple):
     """What readers read: limits of length, which also limit the memory of a reader, and whether headings make sections."""

@@ -40,6 +40,7 @@ from realm.documents.formats.records import (
     Record,
     Unreadable,
 )
+from realm.documents.wikipedia.multistream import DumpPart, opened_part
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
 from realm.keys import KeyTable, key_of
@@ -67,39 +68,64 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     Raises:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
+    _check_parser(path)
+    with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores()) as workers:
+        # Damage is reported when the dump is read again.
+        with opened(path) as first, suppress(Unreadable, OSError, EOFError):
+            for title, target in _redirects(path, first):
+                redirects.put(key_of(title), target)
+        for one in _articles(path, file, limits, workers):
+            yield resolved(one, redirects)
+
+
+def redirects_of_part(part: DumpPart) -> Iterator[tuple[str, str]]:
+    """Title and target of each redirect in a part of a dump. Raises Unreadable if the part is damaged."""
+    with opened_part(part) as file:
+        yield from _redirects(part.path, file)
+
+
+def articles_of_part(part: DumpPart, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """The same records and problems as from `dump`, for the pages in a part of the dump `path`, with links to redirects."""
+    _check_parser(path)
+    with opened_part(part) as file, _Workers(1) as workers:
+        yield from _articles(path, file, limits, workers)
+
+
+def _check_parser(path: Path) -> None:
     if find_spec("mwparserfromhell") is None:
         message = f"{path} needs mwparserfromhell: pip install 'realm-lm[documents]'"
         raise Unreadable(path, NOT_INSTALLED, message)
+
+
+def _redirects(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, str]]:
+    for page in _pages(path, file, _Target(Limits(), markup=False)):
+        if page.redirect is not None:
+            yield page.title, page.redirect
+
+
+def _articles(
+    path: Path, file: io.BufferedReader, limits: Limits, workers: "_Workers"
+) -> Iterator[Record | Unreadable]:
     ended: Unreadable | None = None
-    with KeyTable() as redirects, opened(path) as file, _Workers() as workers:
-        _read_redirects(path, redirects)
-        pending: deque[Future[Record | Unreadable]] = deque()
-        pages = _pages(path, file, target := _Target(limits))
-        while ended is None:
-            try:
-                page = next(pages, None)
-            except Unreadable as problem:
-                page, ended = None, problem
-            if page is None:
-                break
-            pending.append(workers.submit(f"{path}: {page.title}", page, target.dropped))
-            if len(pending) > 8 * workers.count:
-                yield _resolved(pending.popleft().result(), redirects)
-        for one in pending:
-            yield _resolved(one.result(), redirects)
+    pending: deque[Future[Record | Unreadable]] = deque()
+    pages = _pages(path, file, target := _Target(limits))
+    while ended is None:
+        try:
+            page = next(pages, None)
+        except Unreadable as problem:
+            page, ended = None, problem
+        if page is None:
+            break
+        pending.append(workers.submit(f"{path}: {page.title}", page, target.dropped))
+        if len(pending) > 8 * workers.count:
+            yield pending.popleft().result()
+    for one in pending:
+        yield one.result()
     if ended is not None:
         raise ended
 
 
-def _read_redirects(path: Path, redirects: KeyTable) -> None:
-    """Adds the title and the target of each redirect of a dump. Damage is reported when the dump is read again."""
-    with opened(path) as file, suppress(Unreadable, OSError, EOFError):
-        for page in _pages(path, file, _Target(Limits(), markup=False)):
-            if page.redirect is not None:
-                redirects.put(key_of(page.title), page.redirect)
-
-
-def _resolved(found: Record | Unreadable, redirects: KeyTable) -> Record | Unreadable:
+def resolved(found: Record | Unreadable, redirects: KeyTable) -> Record | Unreadable:
     """The record with links to the pages to which redirects lead."""
     if isinstance(found, Unreadable) or not found.links:
         return found
@@ -214,8 +240,8 @@ def _why_not(where: str, page: Page) -> Unreadable | None:
 class _Workers(AbstractContextManager["_Workers"]):
     """Processes that parse markup, and for each process a thread that waits for its results."""
 
-    def __init__(self) -> None:
-        self.count = usable_cores()
+    def __init__(self, count: int):
+        self.count = count
         self._threads = ThreadPoolExecutor(self.count, "wikitext")
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
         for _ in range(self.count):

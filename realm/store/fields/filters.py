@@ -30,8 +30,7 @@ KIND_NAMES: Mapping[Kind, str] = {
 }
 _LONGEST_EXAMPLE = 40
 """Longest text in an example filter, in characters."""
-_YEARS = range(1678, 2262)
-"""Years of an example. Lance compares a time with a date in nanoseconds, so it has no other years."""
+_WHOLE_NUMBERS = range(-(1 << 63), 1 << 63)
 _OF_FILES = ("path", "modified")
 """Fields that `realm.documents` adds to each document from a file."""
 _WORDS = frozenset("and or not in is null like ilike between true false".split())
@@ -82,8 +81,10 @@ def filter_sql(where: str, kinds: Kinds) -> str:
                 if value.lower() in ("and", "or") and "between" not in found[-4:]:
                     compared = None
             case "name" if value.lower() in ("date", "timestamp") and _TEXT_FOLLOWS.match(where, place):
-                found.append(value.lower())
-                compared = None  # the following text has a type
+                # A time with a date becomes a time: Lance would compare both in nanoseconds, which end in the year 2262.
+                if compared is None or compared.kind != "time" or not _DATE_FOLLOWS.match(where, place):
+                    found.append(value.lower())
+                    compared = None  # the following text has a type
             case "name" | "quoted":
                 name = value.strip('`"')
                 if name not in columns:
@@ -111,6 +112,7 @@ def _comparable(one: Kind, other: Kind) -> bool:
 
 
 _TEXT_FOLLOWS = re.compile(r"\s*'")
+_DATE_FOLLOWS = re.compile(r"\s*'\d{4}-\d\d-\d\d'")
 
 
 def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
@@ -123,17 +125,22 @@ def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
             way = f"write '{value}'"
         case "int" | "float" if is_text:
             way = "write the number without quotation marks"
+        case "int" if not _WHOLE_NUMBERS.start <= float(value) < _WHOLE_NUMBERS.stop:
+            way = f"write a number from {_WHOLE_NUMBERS.start} to {_WHOLE_NUMBERS[-1]}"
         case "bool":
             way = "write true or false without quotation marks"
         case "date" if given != "date":
             way = "write a date like '2020-12-31'"
         case "time" if given not in ("date", "time"):
             way = "write a time like '2020-12-31T23:59:59Z', or a date"
-        case "time" if given == "time":
+        case "time":
             moment = column_value(value[1:-1])
-            assert isinstance(moment, datetime)
-            return f"timestamp '{moment.replace(tzinfo=None).isoformat(sep=' ')}'"
-        case "date" | "time":
+            if isinstance(moment, datetime):
+                moment = moment.replace(tzinfo=None)
+            else:
+                moment = datetime(moment.year, moment.month, moment.day)
+            return f"timestamp '{moment.isoformat(sep=' ')}'"
+        case "date":
             return f"date {value}"
     if way:
         compared = f"{column.name} ({names_of_fields(kinds)[column.name]}) with {shortened(value, 60)}"
@@ -166,6 +173,30 @@ def _column(name: str, kinds: Sequence[Kind]) -> _Column:
     sql = "double" if kind == "float" else "string"
     parts = (f"cast(`{column_name(name, one)}` as {sql})" for one in kinds)
     return _Column(name, f"coalesce({', '.join(parts)})", kind)
+
+
+def explained(problem: str) -> str:
+    """A problem that Lance has with a filter, with the names that the filter has.
+
+    >>> explained("SELECT `year:int` > FROM t (sql parser error: Expected: a value, found: `day:date`)")
+    'a value was expected before day'
+    """
+    problem = _TYPED.sub(r"\1", problem).replace(BUILT_IN["id"], "id")
+    if syntax := _EXPECTED.search(problem):
+        expected, there = syntax.groups()
+        return f"{expected} was expected {'at the end' if there == 'FROM' else f'before {there}'}"
+    if "Expression is not valid" in problem:
+        return "it is not a complete condition, such as year >= 2020"
+    if _TOO_FAR.search(problem):
+        return "dates can be compared with times only from the year 1678 to 2261"
+    return problem
+
+
+_TYPED = re.compile(rf"`([^`]*):(?:{'|'.join(KIND_NAMES)})`")
+_EXPECTED = re.compile(r"sql parser error: Expected: (.*), found: (.*)\)")
+_TOO_FAR = re.compile("Arithmetic overflow|Cannot cast Date32 value")
+CANNOT_CAST = re.compile(f"Cast error|{_TOO_FAR.pattern}")
+"""Occurs in the message of Lance if a filter cannot convert a value of a passage."""
 
 
 def refused(where: str, why: str, kinds: Kinds) -> FilterError:
@@ -206,7 +237,7 @@ def _example_literal(value: object) -> str | None:
     match kind_of(value):
         case "bool" | "int" | "float":
             return str(value).lower()
-        case "date" | "time" if column_value(value).year in _YEARS:
+        case "date" | "time":
             return f"'{column_value(value).isoformat()[:10]}'"
         case "text" if isinstance(value, str) and len(value) <= _LONGEST_EXAMPLE and value.isprintable():
             return "'" + value.replace("'", "''") + "'"

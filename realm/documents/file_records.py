@@ -1,0 +1,71 @@
+"""Calls the readers of files, and makes a problem of each error of a reader, so that the other files are read."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from realm.documents.child_process import ReaderProcess
+from realm.documents.formats.records import DAMAGED, NOT_OPENED, Limits, Reader, Record, Unreadable
+from realm.documents.remote import copied, public_address
+from realm.documents.sources import RemoteFile, SourceFile
+from realm.errors import RealmError, first_line, shortened
+from realm.text.fields import time_text
+
+
+def records_of(found: Iterable[SourceFile | RemoteFile], limits: Limits) -> Iterator[Record | Unreadable]:
+    """The records and problems of files, in order."""
+    with ReaderProcess() as child:
+        for file in found:
+            yield from records_of_file(file, limits, child)
+
+
+def records_of_file(
+    file: SourceFile | RemoteFile, limits: Limits, child: ReaderProcess
+) -> Iterator[Record | Unreadable]:
+    """The records and problems of a file. `child` reads binary formats."""
+    if isinstance(file, Unreadable):
+        yield file
+    elif isinstance(file, RemoteFile):
+        yield from _fetched(file, limits, child)
+    else:
+        reader, path = file
+        for one in _opened(reader, path, limits, child):
+            if isinstance(one, Record) and one.id == path.as_posix():
+                one = _with_file(one, path)
+            yield one
+
+
+def _fetched(found: RemoteFile, limits: Limits, child: ReaderProcess) -> Iterator[Record | Unreadable]:
+    """The records of a remote file, with the address of the file in the place of the path of the copy."""
+    address = public_address(found.address)
+    with copied(found.address) as path:
+        for one in _opened(found.reader, path, limits, child):
+            where = one.where.replace(str(path), address)
+            if isinstance(one, Unreadable):
+                yield Unreadable(where, one.reason, str(one).replace(str(path), address))
+            elif one.id == path.as_posix():
+                yield one._replace(where=where, id=address, fields={"path": address, **one.fields})
+            else:
+                yield one._replace(where=where)
+
+
+def _opened(
+    reader: Reader | None, path: Path, limits: Limits, child: ReaderProcess
+) -> Iterator[Record | Unreadable]:
+    """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
+    try:
+        yield from child.read(path, limits) if reader is None else reader(path, limits)
+    except Unreadable as problem:
+        yield problem
+    except RealmError:  # an error of the installation, not of a file
+        raise
+    except OSError as error:
+        yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+    except Exception as error:  # libraries raise errors of many classes
+        yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
+
+
+def _with_file(one: Record, path: Path) -> Record:
+    """The record of a file that is one document, with the path and the modification time of the file as fields."""
+    modified = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
+    return one._replace(fields={"path": path.as_posix(), "modified": time_text(modified), **one.fields})

@@ -1,0 +1,219 @@
+"""Reads files on a Ray cluster. The records have the same order as those of one process.
+
+A block of the work has several small files, a file of any size, or a part of a Wikipedia dump. A worker reads a file only if
+the file has the same size and time as on the machine of the command. The process of the command reads all other files: files
+that the worker cannot open, remote files, and dumps that cannot be split.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from realm.documents.child_process import ReaderProcess
+from realm.documents.file_records import records_of_file
+from realm.documents.formats.records import NOT_INSTALLED, NOT_OPENED, Limits, Record, Unreadable
+from realm.documents.sources import RemoteFile, SourceFile
+from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
+from realm.documents.wikipedia.multistream import DumpPart, parts_of
+from realm.keys import KeyTable, key_of
+from realm.ray_actors import READING_CORES, map_on_ray
+
+BLOCK_BYTES, BLOCK_FILES = 4 << 20, 64
+"""Size and number of files at which a block is complete."""
+RESULT_CHARS, RESULT_RECORDS = 4_000_000, 1000
+"""Length of text and number of records at which a worker sends the records."""
+
+Redirects = tuple[list[tuple[str, str]], bool]
+"""Title and target of each redirect in a part of a dump, and whether the part is damaged."""
+
+
+class State(NamedTuple):
+    """By this, a worker finds out whether it sees the same file as the process of the command."""
+
+    size: int
+    time: int
+
+
+class Block(NamedTuple):
+    """Files, each with its state, or with None if the process of the command reads the file."""
+
+    files: list[tuple[SourceFile | RemoteFile, State | None]]
+    dump: Path | None = None
+    """The dump, if the block is a part of a dump."""
+
+
+class Left(NamedTuple):
+    """A file that the process of the command reads."""
+
+    file: SourceFile | RemoteFile
+
+
+class Found(NamedTuple):
+    """Some of the records of a block, in order."""
+
+    records: list[Record | Unreadable | Left]
+    dump: Path | None
+
+
+def read_on_ray(
+    found: Sequence[SourceFile | RemoteFile], limits: Limits, address: str
+) -> Iterator[Record | Unreadable]:
+    """The records and problems of files, in order.
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster at the address.
+        RealmError: the workers died repeatedly during the same work.
+    """
+    dumps = {path: _parts_of(path) for path in map(_path_of_dump, found) if path}
+    with ExitStack() as opened:
+        child = opened.enter_context(ReaderProcess())
+        redirects = {path: opened.enter_context(KeyTable()) for path, parts in dumps.items() if parts}
+        _read_redirects([part for parts in dumps.values() for part in parts], redirects, address)
+        damaged: set[Path | None] = set()
+        prepare = partial(prepare_reading, Path.cwd(), limits)
+        blocks = map_on_ray(prepare, _blocks(found, dumps), address, cores_each=READING_CORES)
+        for records, path in opened.enter_context(closing(blocks)):
+            for left in records:
+                ones = records_of_file(left.file, limits, child) if isinstance(left, Left) else [left]
+                for one in ones:
+                    if path in damaged:  # what follows the damage of a dump is not read
+                        break
+                    if path is None:
+                        yield one
+                    else:
+                        yield resolved(one, redirects[path])
+                        if isinstance(one, Unreadable) and one.where == str(path):
+                            damaged.add(path)
+
+
+def _path_of_dump(file: SourceFile | RemoteFile) -> Path | None:
+    """The path of the file, if the file is a local dump."""
+    return None if isinstance(file, Unreadable | RemoteFile) or file[0] is not dump else file[1]
+
+
+def _parts_of(path: Path) -> list[DumpPart]:
+    with suppress(OSError):
+        return parts_of(path)
+    return []
+
+
+def state_of(path: Path) -> State | None:
+    """None if the file cannot be found."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return State(found.st_size, found.st_mtime_ns)
+
+
+def _blocks(
+    found: Sequence[SourceFile | RemoteFile], dumps: Mapping[Path, Sequence[DumpPart]]
+) -> Iterator[Block]:
+    files: list[tuple[SourceFile | RemoteFile, State | None]] = []
+    size = 0
+    for file in found:
+        path = _path_of_dump(file)
+        parts = dumps[path] if path else ()
+        if (parts and files) or size >= BLOCK_BYTES or len(files) >= BLOCK_FILES:
+            yield Block(files)
+            files, size = [], 0
+        for part in parts:
+            source: SourceFile = partial(articles_of_part, part), part.path
+            yield Block([(source, state_of(part.path))], part.path)
+        if not parts:
+            state = None if isinstance(file, Unreadable | RemoteFile) or path else state_of(file[1])
+            files.append((file, state))
+            size += state.size if state else 0
+    if files:
+        yield Block(files)
+
+
+def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable], address: str) -> None:
+    """Adds the titles and the targets of all redirects of the dumps. Redirects that follow damage are not added."""
+    if not parts:
+        return
+    damaged: set[Path] = set()
+    items = ((part, state_of(part.path)) for part in parts)
+    prepare = partial(_prepare_redirects, Path.cwd())
+    with closing(map_on_ray(prepare, items, address, cores_each=READING_CORES)) as found:
+        for part, one in zip(parts, found, strict=True):
+            if part.path not in damaged:
+                pairs, is_damaged = one or _redirects_of(part)
+                for title, target in pairs:
+                    redirects[part.path].put(key_of(title), target)
+                if is_damaged:
+                    damaged.add(part.path)
+
+
+def _redirects_of(part: DumpPart) -> Redirects:
+    pairs: list[tuple[str, str]] = []
+    with suppress(Unreadable, OSError, EOFError):  # damage is reported when the dump is read again
+        pairs.extend(redirects_of_part(part))
+        return pairs, False
+    return pairs, True
+
+
+# --- in a worker ---------------------------------------------------------------------------------
+
+
+def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[Found]]:
+    """A function that reads the files of a block. Paths are relative to `folder`, the current folder of the command."""
+    is_here = _enter(folder)
+    child = ReaderProcess()
+
+    def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable | Left]:
+        if (
+            state is None
+            or not is_here
+            or isinstance(file, Unreadable | RemoteFile)
+            or state != state_of(file[1])
+        ):
+            yield Left(file)
+            return
+        ones = records_of_file(file, limits, child)
+        first = next(ones, None)
+        if isinstance(first, Unreadable) and first.reason in (NOT_OPENED, NOT_INSTALLED):
+            yield Left(file)  # the machine of the command may have the right to read, or the library
+        elif first is not None:
+            yield first
+            yield from ones
+
+    def read(block: Block) -> Iterator[Found]:
+        found: list[Record | Unreadable | Left] = []
+        chars = 0
+        for file, state in block.files:
+            for one in records(file, state):
+                found.append(one)
+                chars += len(one.text) if isinstance(one, Record) else 0
+                if chars >= RESULT_CHARS or len(found) >= RESULT_RECORDS:
+                    yield Found(found, block.dump)
+                    found, chars = [], 0
+        if found:
+            yield Found(found, block.dump)
+
+    return read
+
+
+def _prepare_redirects(
+    folder: Path,
+) -> Callable[[tuple[DumpPart, State | None]], list[Redirects | None]]:
+    """A function that reads the redirects of a part; the result is None if the worker does not see the same dump."""
+    is_here = _enter(folder)
+
+    def read(item: tuple[DumpPart, State | None]) -> list[Redirects | None]:
+        part, state = item
+        same = is_here and state is not None and state == state_of(part.path)
+        return [_redirects_of(part) if same else None]
+
+    return read
+
+
+def _enter(folder: Path) -> bool:
+    """Makes a folder the current folder -> whether the folder is on this machine."""
+    with suppress(OSError):
+        os.chdir(folder)
+        return True
+    return False

@@ -1,0 +1,79 @@
+"""Splits a dump that was compressed as many bzip2 streams, so that several processes can read the parts of the dump.
+
+Wikimedia's files `pages-articles-multistream.xml.bz2` have one stream for the first lines, one for each hundred pages, and one
+for the last line. Each part begins with a page. Other programs compress a file as many streams too, but cut it anywhere; such a
+file is not split.
+"""
+
+import bz2
+import io
+import mmap
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from realm.documents.formats.compressed import decompressed
+
+PART_BYTES = 8 << 20
+"""Smallest size of a part in compressed bytes: about 4,000 pages, which need about a minute to be parsed."""
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")
+"""The first bytes of a stream: the level of compression, and the number of the first block."""
+
+
+class DumpPart(NamedTuple):
+    """Bytes `start` to `end` of a dump. The first `head` bytes of the dump are the stream with its first lines."""
+
+    path: Path
+    head: int
+    start: int
+    end: int
+
+
+def parts_of(path: Path) -> list[DumpPart]:
+    """The parts of a dump, in order; an empty list if the dump is small or cannot be split.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    size = path.stat().st_size
+    if path.suffix.lower() != ".bz2" or size < 2 * PART_BYTES:
+        return []
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        second = _STREAM.search(data, 1, PART_BYTES)
+        if second is None or b"<page>" in _text(data, 0) or not _begins_with_page(data, second.start()):
+            return []
+        head = second.start()
+        starts = [0]
+        for place in range(PART_BYTES, size - PART_BYTES, PART_BYTES):
+            found = _STREAM.search(data, place, place + PART_BYTES)
+            if found and _begins_with_page(data, found.start()):
+                starts.append(found.start())
+    ends = [*starts[1:], size]
+    return [DumpPart(path, head, start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _begins_with_page(data: mmap.mmap, start: int) -> bool:
+    return _text(data, start).lstrip().startswith(b"<page>")
+
+
+def _text(data: mmap.mmap, start: int) -> bytes:
+    """The first bytes of the text of a stream, at most 64 kB; no bytes if the stream is damaged."""
+    # A block has at most 900,000 bytes before compression, and can be larger after compression.
+    try:
+        return bz2.BZ2Decompressor().decompress(data[start : start + (1 << 20)], max_length=1 << 16)
+    except OSError:
+        return b""
+
+
+@contextmanager
+def opened_part(part: DumpPart) -> Iterator["io.BufferedReader[Any]"]:
+    """A dump that has only the pages of a part."""
+    with part.path.open("rb") as file:
+        head = file.read(part.head if part.start else 0)
+        file.seek(part.start)
+        pages = file.read(part.end - part.start)
+        end = b"" if not file.read(1) else bz2.compress(b"</mediawiki>")
+    with decompressed(part.path, io.BytesIO(head + pages + end)) as reader:
+        yield reader
