@@ -20,7 +20,7 @@ from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, holds, repeats_text
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
@@ -33,17 +33,13 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(DeviceConfig):
     """Settings of the probe."""
 
     queries: int = 2000
     """Largest number of probe queries for recall."""
     read: int = 256
     """Number of these queries that the reader reads."""
-    device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Precision = "auto"
-    """Precision of matrix products."""
 
 
 @dataclass(frozen=True)

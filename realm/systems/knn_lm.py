@@ -29,7 +29,7 @@ from realm.masking.candidates import CandidateRule, choose_candidates, embed_que
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, each_span, repeats_text
 from realm.model.cpu.packed import states_at
-from realm.model.device import Precision, autocast
+from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import Model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
@@ -57,15 +57,11 @@ TEMPERATURES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 @dataclass(frozen=True)
-class KnnConfig:
+class KnnConfig(DeviceConfig):
     """Settings of `realm knn`."""
 
     queries: int = 2000
     """Largest number of masked sentences. Lambda and the temperature are chosen on half of these sentences."""
-    device: str = "auto"
-    """"auto": a GPU if there is one, else the CPU; or any torch device."""
-    precision: Precision = "auto"
-    """Precision of matrix products."""
 
     def __post_init__(self) -> None:
         at_least(self, queries=2)

@@ -60,8 +60,8 @@ def start(
         run = TrainRun(
             "pretrain", tmp_path / "out", settings, model, {model.embedder: 1e-2, model.reader: 1e-2}
         )
-        config = HealthConfig(**{"gate": 2.0, "gate_limit": 6, "margin": 4.0, **config})
-        watch = HealthWatch(config, kb, SpanIndex(kb.tokens), model, run, questions)
+        config = HealthConfig(**{"gate": 2.0, "margin": 4.0, **config})
+        watch = HealthWatch(config, kb, SpanIndex(kb.tokens), model, run, questions, gate_limit=6)
         version = built(tiny_kb, model, 0)
         watch.start(version, needs_reader)
         steps = run.steps()
