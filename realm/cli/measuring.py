@@ -8,10 +8,6 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
-    add_kb,
-    add_method,
-    add_questions,
-    add_regex,
     need_model_but_for_words,
     report,
     say_where,
@@ -39,11 +35,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         compare.add_argument(
             name, metavar=name.upper(), help="model: a folder, package:NAME or hf:OWNER/NAME"
         )
-    add_kb(compare)
-    add_questions(compare, required=False)
-    add_regex(compare)
+    compare.add_kb()
+    compare.add_questions(required=False)
+    compare.add_regex()
     add_collection(compare)
-    add_method(compare)
+    compare.add_method()
 
 
 def add_collection(parser: Parser) -> None:

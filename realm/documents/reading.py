@@ -18,14 +18,10 @@ from typing import Any, NamedTuple
 
 from realm.documents import child_process
 from realm.documents.formats.records import (
-    DAMAGED,
     EXPECTED,
-    FIELDS,
-    NOT_OPENED,
-    SAME_ID,
-    TOO_LONG,
     Limits,
     Reader,
+    Reason,
     Record,
     Unreadable,
     printable,
@@ -165,7 +161,7 @@ def documents_of(
     read = (
         record(f"record {number}", one)
         if isinstance(one, Mapping)
-        else Unreadable(f"record {number}", FIELDS, f"record {number} is {shown(one)}, not a mapping")
+        else Unreadable(f"record {number}", Reason.FIELDS, f"record {number} is {shown(one)}, not a mapping")
         for number, one in enumerate(records, start=1)
     )
     return _documents(read, Limits(max_document_chars), None)
@@ -248,10 +244,10 @@ def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
     if len(one.text) > limits.document_chars:
         over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
         message = f"{over}: split it, or raise max_document_chars"
-        return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
+        return Unreadable(one.where, Reason.TOO_LONG, f"{one.where}: {message}")
     if one.id is not None and used.get(key_of(one.id)) is not None:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
-        return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
+        return Unreadable(one.where, Reason.SAME_ID, f"{one.where}: {message}")
     return None
 
 
@@ -298,6 +294,6 @@ def _opened(
     except RealmError:  # an error of the installation, not of a file
         raise
     except OSError as error:
-        yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+        yield Unreadable(path, Reason.NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
     except Exception as error:  # libraries raise errors of many classes
-        yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
+        yield Unreadable(path, Reason.DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")

@@ -277,7 +277,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
 
     folder = knowledge.folder.resolve()
     default = folder.with_name(f"{folder.name}.feedback.jsonl")
-    feedback_files = Feedback(Path(service.config.feedback or default), service.config.feedback_bytes)
+    feedback_files = Feedback(Path(service.config.feedback or default))
 
     @api.post("/feedback", response_model=schemas.FeedbackOut, dependencies=only_writers, responses=refused)
     async def feedback(body: schemas.FeedbackRequest) -> Response:

@@ -7,15 +7,7 @@ from pathlib import Path
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import PageError, read_page
-from realm.documents.formats.records import (
-    DAMAGED,
-    NO_TEXT,
-    NOT_INSTALLED,
-    TOO_LONG,
-    Limits,
-    Record,
-    Unreadable,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.errors import first_line
 
 
@@ -26,7 +18,9 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         Unreadable: the file is not a WARC archive, is damaged, or warcio is not installed. Pages before the damage are read.
     """
     if find_spec("warcio") is None:
-        raise Unreadable(path, NOT_INSTALLED, f"{path} needs warcio: pip install 'realm-lm[documents]'")
+        raise Unreadable(
+            path, Reason.NOT_INSTALLED, f"{path} needs warcio: pip install 'realm-lm[documents]'"
+        )
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
@@ -49,17 +43,17 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         except Unreadable:
             raise
         except (ArchiveLoadFailed, EOFError, ValueError) as error:
-            raise Unreadable(path, DAMAGED, f"{path} is damaged ({first_line(error)})") from None
+            raise Unreadable(path, Reason.DAMAGED, f"{path} is damaged ({first_line(error)})") from None
 
 
 def _record(where: str, address: str, data: bytes, limits: Limits) -> Record:
     if len(data) > limits.file_bytes:
-        raise Unreadable(where, TOO_LONG, f"{where}: the page has over {limits.file_bytes:,} bytes")
+        raise Unreadable(where, Reason.TOO_LONG, f"{where}: the page has over {limits.file_bytes:,} bytes")
     text, assumed = decode(data, where, declared_encoding(data, where))
     try:
         page = read_page(text)
     except PageError as error:
-        raise Unreadable(where, DAMAGED, f"{where}: {error}") from None
+        raise Unreadable(where, Reason.DAMAGED, f"{where}: {error}") from None
     if not page.text:
-        raise Unreadable(where, NO_TEXT, f"{where} has no text")
+        raise Unreadable(where, Reason.NO_TEXT, f"{where} has no text")
     return Record(where, page.title or page.heading or address, page.text, address or None, assumed)
