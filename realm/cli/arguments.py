@@ -192,10 +192,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_method(
-        self,
-        note: str = "",
-        methods: Sequence[str] = ("dense", "bm25", "hybrid"),
-        default: str | None = None,
+        self, note: str = "", methods: Sequence[str] = ("dense", "bm25", "hybrid"), default: str | None = None
     ) -> None:
         """Adds --method, how passages are ranked. `note` is the end of the help text."""
         unnamed = default or "the method with which the model was calibrated, else dense"

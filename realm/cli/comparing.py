@@ -84,7 +84,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     knn.add_kb()
     knn.add_model()
     knn.add_out(
-        "folder for the datastore of kNN-LM; a datastore of the same model and knowledge base is used again",
+        "folder for the datastore of kNN-LM; a datastore of the same model and knowledge base is used again"
     )
 
     baseline = add_command(

@@ -28,9 +28,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "measure the speed of this machine with a few training steps, which take about ten seconds",
     )
     plan.add_argument(
-        "--kb",
-        metavar="KB",
-        help="knowledge base whose number of passages and lengths of texts are used",
+        "--kb", metavar="KB", help="knowledge base whose number of passages and lengths of texts are used"
     )
     plan.add_argument(
         "--passages",

@@ -111,7 +111,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     finetune.add_kb()
     finetune.add_model()
     finetune.add_reader(
-        "span reader to start from (default: that of the model, or a new span reader if the model has none)",
+        "span reader to start from (default: that of the model, or a new span reader if the model has none)"
     )
     finetune.add_argument(
         "--method",

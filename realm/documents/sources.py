@@ -165,10 +165,7 @@ _TEXT_FORMATS: dict[str, Reader | None] = {
     ".warc": warc,
 }
 """Extension -> reader. Files of these formats may be compressed."""
-_FORMATS = {
-    **_TEXT_FORMATS,
-    **dict.fromkeys(child_process.MODULES),
-}
+_FORMATS = {**_TEXT_FORMATS, **dict.fromkeys(child_process.MODULES)}
 """Extension -> reader of files that are not compressed; None: `child_process` reads the file."""
 _COMPRESSED = {
     **_TEXT_FORMATS,

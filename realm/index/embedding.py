@@ -154,11 +154,7 @@ def _embed(
         batches = [batch for batch in batches if not there[batch].all()]
     done, one_at_a_time = count - sum(map(len, batches)), threading.Lock()
     bar = progress(
-        total=count,
-        description=description or "",
-        unit="passage",
-        done=done,
-        shown=description is not None,
+        total=count, description=description or "", unit="passage", done=done, shown=description is not None
     )
 
     def embed(batch: np.ndarray) -> None:

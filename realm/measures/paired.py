@@ -109,12 +109,7 @@ def compare_models(questions: Sequence[Question], a: Asked, b: Asked, most: int 
                 )
     a_N, b_N = a.report.first_hit_N, b.report.first_hit_N
     for k in (1, 5, 20):
-        add(
-            f"recall@{k}",
-            (a_N >= 1) & (a_N <= k),
-            (b_N >= 1) & (b_N <= k),
-            paired_difference(a_N, b_N, k=k),
-        )
+        add(f"recall@{k}", (a_N >= 1) & (a_N <= k), (b_N >= 1) & (b_N <= k), paired_difference(a_N, b_N, k=k))
     reciprocal_a_N, reciprocal_b_N = _reciprocal(a_N), _reciprocal(b_N)
     add("mrr", reciprocal_a_N, reciprocal_b_N, _mean_difference(reciprocal_a_N, reciprocal_b_N))
     return found

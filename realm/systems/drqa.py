@@ -345,13 +345,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 class DrQa:
     """The trained system, which reads all passages of the best articles."""
 
-    def __init__(
-        self,
-        kb: KnowledgeBase,
-        ranking: Ranking,
-        reader: Reader,
-        vocabulary: Vocabulary,
-    ):
+    def __init__(self, kb: KnowledgeBase, ranking: Ranking, reader: Reader, vocabulary: Vocabulary):
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
 
     def answer(self, questions: Sequence[str]) -> list[Found]:

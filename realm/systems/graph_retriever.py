@@ -193,10 +193,7 @@ class Example(NamedTuple):
 
 
 def examples_of(
-    kb: KnowledgeBase,
-    retrieval: Retrieval,
-    tokenizer: Tokenizer,
-    questions: Sequence[Question],
+    kb: KnowledgeBase, retrieval: Retrieval, tokenizer: Tokenizer, questions: Sequence[Question]
 ) -> list[Example]:
     """Examples for the questions that have an answer in a retrieved passage.
 
@@ -259,11 +256,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
             read = system.read([one.question for one in batch], numbers)
             places = [
                 [
-                    (
-                        k,
-                        read.starts[row * most + k] + first,
-                        read.starts[row * most + k] + first + width,
-                    )
+                    (k, read.starts[row * most + k] + first, read.starts[row * most + k] + first + width)
                     for k, place in enumerate(own[:most])
                     for first, width in one.places[place]
                 ]

@@ -132,12 +132,7 @@ class _Fit:
     """The steps of one fit."""
 
     def __init__(
-        self,
-        folder: Path,
-        sources: Sequence[str],
-        config: FitConfig,
-        start: Model,
-        seconds: dict[str, float],
+        self, folder: Path, sources: Sequence[str], config: FitConfig, start: Model, seconds: dict[str, float]
     ):
         self.folder, self.sources, self.config, self.start = folder, sources, config, start
         self.seconds = seconds

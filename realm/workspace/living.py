@@ -134,11 +134,7 @@ class LivingKnowledge:
     """The current snapshot, and the changes that replace it."""
 
     def __init__(
-        self,
-        kb: str,
-        model: str,
-        config: AnswerConfig,
-        tagger: Callable[[str], Tagger] = load_tagger,
+        self, kb: str, model: str, config: AnswerConfig, tagger: Callable[[str], Tagger] = load_tagger
     ):
         """Raises InputError if knowledge base and model do not fit together, or if the index is missing."""
         self.folder, self.model = Path(kb), model

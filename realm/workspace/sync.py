@@ -139,10 +139,7 @@ class Sync:
             self.kb_folder, added.added, added.replaced, deleted, f"{added.unchanged:,}",
         )  # fmt: skip
         return Changes(
-            added.added,
-            added.replaced,
-            deleted,
-            added.passages_added + added.passages_removed + passages,
+            added.added, added.replaced, deleted, added.passages_added + added.passages_removed + passages
         )
 
     def _keep(self, read: SourceDocuments) -> None:
