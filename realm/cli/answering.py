@@ -13,9 +13,9 @@ from realm.cli.arguments import (
     need_model_but_for_words,
     positive,
     report,
+    report_outcomes,
     say_where,
     settings,
-    write_report,
 )
 from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
@@ -243,7 +243,6 @@ def _fill(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     from realm.qa.question_files import read_questions
-    from realm.qa.scoring.evaluation import ReportFile
     from realm.systems.system import is_system
 
     if args.beir is not None:
@@ -271,12 +270,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         evaluated_by = _evaluate_model
     questions = read_questions(args.questions, regex=args.regex)
     evaluated = evaluated_by(args, questions)
-    if args.out:
-        file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
-        write_report(args.out, file)
-    report(args, evaluated.as_dict(), evaluated.lines())
-    if args.out:
-        say_where(args, "the report is", args.out)
+    report_outcomes(args, evaluated.as_dict(), evaluated.outcomes(questions), evaluated.lines())
 
 
 def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
@@ -335,14 +329,9 @@ def _calibrate(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
-    from realm.qa.probe import ProbeConfig, ProbeFile, probe
+    from realm.qa.probe import ProbeConfig, probe
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, ProbeConfig)
     probed = probe(KnowledgeBase.open(args.kb), args.model, config, args.method)
-    if args.out:
-        file: ProbeFile = {**probed.as_dict(), "outcomes": probed.outcomes()}
-        write_report(args.out, file)
-    report(args, probed.as_dict())
-    if args.out:
-        say_where(args, "the report is", args.out)
+    report_outcomes(args, probed.as_dict(), probed.outcomes())

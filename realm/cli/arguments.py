@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from realm.errors import InputError
 from realm.files import write_json
@@ -17,33 +17,28 @@ T = TypeVar("T")
 Commands = argparse._SubParsersAction
 
 
-class Part(NamedTuple):
-    """A folder that a command uses and that a workspace contains."""
-
-    name: str
-    """Name of the folder in the workspace."""
-    required: bool
-    """Whether the command needs the folder."""
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser with one-line errors, in which --in WORKSPACE can replace the flags for the folders of a workspace."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, str] = {}
+        """Flag -> name of the folder in a workspace."""
+        self._required: list[str] = []
+        """Flags of folders without which the command cannot run."""
         self._in: argparse.Action | None = None
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
-    def add_part(self, flag: str, part: Part, metavar: str, help: str) -> None:
-        """Declares the flag for a folder, and --in, which sets this flag to the folder of that name in a workspace."""
+    def add_part(self, flag: str, name: str, required: bool, metavar: str, help: str) -> None:
+        """Declares the flag for a folder, and --in, which sets this flag to the folder `name` in a workspace."""
         if self._in is None:
             self._in = self.add_argument("--in", metavar="WORKSPACE", dest="workspace")
-        needed = " (required without --in)" if part.required else ""
+        needed = " (required without --in)" if required else ""
         self.add_argument(f"--{flag}", metavar=metavar, help=help + needed)
-        self._parts[flag] = part
+        self._parts[flag] = name
+        self._required += [flag] if required else []
         self._in.help = f"workspace made by `realm fit`, or hf:OWNER/NAME; replaces {_flags(self._parts)}"
 
     def parse_known_args(  # type: ignore[override]
@@ -58,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     def _take_workspace(self, found: argparse.Namespace) -> None:
         given = [flag for flag in self._parts if getattr(found, flag) is not None]
         if found.workspace is None:
-            if missing := [flag for flag, part in self._parts.items() if part.required and flag not in given]:
+            if missing := [flag for flag in self._required if flag not in given]:
                 self.error(f"the following arguments are required: {_flags(missing)}, or --in WORKSPACE")
             return
         if given:
@@ -68,12 +63,12 @@ class Parser(argparse.ArgumentParser):
         from realm.hub import workspace_folder
 
         workspace = workspace_folder(found.workspace)
-        for flag, part in self._parts.items():
-            folder = workspace / part.name
+        for flag, name in self._parts.items():
+            folder = workspace / name
             restore(folder)
             if not folder.is_dir():
                 raise InputError(
-                    f"{found.workspace} is not a workspace, because it has no folder {part.name}: "
+                    f"{found.workspace} is not a workspace, because it has no folder {name}: "
                     f"make a workspace with `realm fit SOURCE... --out {found.workspace}`"
                 )
             setattr(found, flag, str(folder))
@@ -114,13 +109,11 @@ class Parser(argparse.ArgumentParser):
 
     def add_kb(self, required: bool = True) -> None:
         """Adds --kb, the knowledge base that a command uses."""
-        self.add_part("kb", Part("kb", required), "KB", "folder of the knowledge base")
+        self.add_part("kb", "kb", required, "KB", "folder of the knowledge base")
 
     def add_model(self, required: bool = True) -> None:
         """Adds --model, the model that a command uses."""
-        self.add_part(
-            "model", Part("model", required), "MODEL", "model: a folder, package:NAME or hf:OWNER/NAME"
-        )
+        self.add_part("model", "model", required, "MODEL", "model: a folder, package:NAME or hf:OWNER/NAME")
 
     def add_reader(self, does: str) -> None:
         """Adds --reader, a span reader to use instead of that of the model. The flag sets the setting `reader`."""
@@ -132,7 +125,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_init(self, required: bool, metavar: str, help: str) -> None:
         """Adds --init, the model or encoder that a stage starts from."""
-        self.add_part("init", Part("model", required), metavar, help)
+        self.add_part("init", "model", required, metavar, help)
 
     def add_out(self, what: str) -> None:
         """Adds --out, the file or folder that a command writes; `what` is the help text."""
@@ -298,16 +291,25 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
     )
 
 
-def write_report(out: str, value: Mapping[str, Any]) -> None:
-    """Writes the report of a command as a JSON file, in a folder that is made if it does not exist."""
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, value)
-
-
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:
     """Prints on standard error where the command has written its result. `what` is, for example, "the index is"."""
     sys.stdout.flush()  # so that the result is printed before this line
     print(f"{args.called}: {what} in {place}", file=sys.stderr)
+
+
+def report_outcomes(
+    args: argparse.Namespace,
+    summary: Mapping[str, Any],
+    outcomes: Sequence[Mapping[str, Any]],
+    lines: Sequence[str] | None = None,
+) -> None:
+    """Prints the result of a command as `report` does; with --out, also writes the result and the `outcomes` as JSON."""
+    if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.out, {**summary, "outcomes": outcomes})
+    report(args, summary, lines)
+    if args.out:
+        say_where(args, "the report is", args.out)
 
 
 def _plain(value: Any) -> str:

@@ -10,9 +10,8 @@ from realm.cli.arguments import (
     add_command,
     need_model_but_for_words,
     report,
-    say_where,
+    report_outcomes,
     settings,
-    write_report,
 )
 from realm.errors import InputError
 
@@ -79,7 +78,7 @@ def add_runs(parser: Parser) -> None:
 def evaluate_collection(args: argparse.Namespace) -> None:
     """Runs `realm evaluate --beir`."""
     from realm.measures.collection import read_collection
-    from realm.measures.ranking import RankingFile, measure
+    from realm.measures.ranking import measure
     from realm.measures.runs import read_run
 
     only = ("questions", "reader", "predictions", "save_predictions", "regex", "gold", "unanswerable")
@@ -101,12 +100,7 @@ def evaluate_collection(args: argparse.Namespace) -> None:
             raise InputError("--beir needs the knowledge base of the corpus: give --kb, or --in WORKSPACE")
         need_model_but_for_words(args)
         found = _ranked(args, collection, args.model)
-    if args.out:
-        file: RankingFile = {**found.as_dict(), "outcomes": found.outcomes()}
-        write_report(args.out, file)
-    report(args, found.as_dict(), found.lines())
-    if args.out:
-        say_where(args, "the report is", args.out)
+    report_outcomes(args, found.as_dict(), found.outcomes(), found.lines())
 
 
 def _ranked(args: argparse.Namespace, collection: "Collection", model: str | None) -> "RankingReport":

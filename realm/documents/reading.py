@@ -198,12 +198,6 @@ def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
         logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
 
 
-def _with_file(one: Record, path: Path) -> Record:
-    """The record of a file that is one document, with the path and the modification time of the file as fields."""
-    modified = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-    return one._replace(fields={"path": path.as_posix(), "modified": time_text(modified), **one.fields})
-
-
 def _documents(
     read: Iterable[Record | Unreadable],
     limits: Limits,
@@ -262,8 +256,11 @@ def _read(found: Iterable[SourceFile | RemoteFile], limits: Limits) -> Iterator[
             else:
                 reader, path = file
                 for one in _opened(reader, path, limits, child):
-                    if isinstance(one, Record) and one.id == path.as_posix():
-                        one = _with_file(one, path)
+                    if isinstance(one, Record) and one.id == path.as_posix():  # the file is one document
+                        modified = time_text(datetime.fromtimestamp(int(path.stat().st_mtime), UTC))
+                        one = one._replace(
+                            fields={"path": path.as_posix(), "modified": modified, **one.fields}
+                        )
                     yield one
 
 

@@ -16,16 +16,13 @@ from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.question_sets import ask, evaluate_retrieval
 from realm.qa.scoring.evaluation import Report
-from realm.qa.scoring.significance import PairedDifference, paired_bootstrap, paired_difference, percent
-
-
-class MeanDifference(TypedDict):
-    """Mean of model a minus mean of model b in points, the 95 % interval, and p of the paired bootstrap."""
-
-    points: float
-    low: float
-    high: float
-    p: float
+from realm.qa.scoring.significance import (
+    MeanDifference,
+    PairedDifference,
+    paired_bootstrap,
+    paired_difference,
+    percent,
+)
 
 
 class Disagreement(TypedDict):
@@ -144,12 +141,8 @@ def compare_rankings(collection: Collection, a: RankingReport, b: RankingReport)
 
 def _mean_difference(a_N: np.ndarray, b_N: np.ndarray) -> MeanDifference:
     found = paired_bootstrap(100 * np.asarray(a_N, dtype=float), 100 * np.asarray(b_N, dtype=float))
-    return {
-        "points": round(found.mean, 2),
-        "low": round(found.low, 2),
-        "high": round(found.high, 2),
-        "p": found.p,
-    }
+    points, low, high = (round(value, 2) for value in found[:3])
+    return {"points": points, "low": low, "high": high, "p": found.p}
 
 
 def lines(compared: ComparedJson | ComparedRankingsJson, a: str, b: str) -> list[str]:

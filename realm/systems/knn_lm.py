@@ -102,9 +102,6 @@ class Datastore(NamedTuple):
     passage_N: np.ndarray
 
 
-# -- the datastore --------------------------------------------------------------------------------------------------
-
-
 def open_datastore(
     model: Model, model_path: str, kb: KnowledgeBase, folder: Path, precision: Precision
 ) -> Datastore:
@@ -174,9 +171,6 @@ def mask_states(model: Model, queries: Sequence[MaskedQuery], precision: Precisi
     return transformed_PH.float()
 
 
-# -- neighbours -----------------------------------------------------------------------------------------------------
-
-
 class Neighbours(NamedTuple):
     """The nearest entries of each masked position, nearest first. If entries are missing, their distances are infinite."""
 
@@ -234,9 +228,6 @@ def knn_probability(found: Neighbours, temperature: float, vocabulary: int) -> T
     """p(w) computed from the neighbours -> [P, V]; all 0 for a position without neighbours."""
     share_PK = (-found.distance_PK / temperature).softmax(dim=1).nan_to_num()
     return torch.zeros(len(share_PK), vocabulary).scatter_add_(1, found.value_PK, share_PK)
-
-
-# -- measuring ------------------------------------------------------------------------------------------------------
 
 
 def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig) -> KnnJson:

@@ -160,7 +160,7 @@ class HealthWatch:
             return
         queries = self.queries[: self.config.read]
         with self.run.autocast():
-            report = read_queries(
+            reading = read_queries(
                 self.model,
                 queries,
                 self._embed(self.model)[: len(queries)],
@@ -168,15 +168,14 @@ class HealthWatch:
                 self.kb.tokens,
                 self.spans,
             )
-        self.run.log(
-            {"positive_gap": round(report.positive_gap, 4), "span_accuracy": round(report.span_accuracy, 2)}
-        )
+        gap = reading["positive_gap"]
+        self.run.log({"positive_gap": round(gap, 4), "span_accuracy": round(reading["span_accuracy"], 2)})
         if self.reader_ready:
             return
-        self.state["reader_ready"] = distributed.broadcast(report.positive_gap >= self.config.gate)
+        self.state["reader_ready"] = distributed.broadcast(gap >= self.config.gate)
         if not self.reader_ready and self.run.step >= self.gate_limit:
             raise DivergedError(
-                f"the positive gap of the reader is {report.positive_gap:.2f} nats after {self.run.step} steps, but the gate "
+                f"the positive gap of the reader is {gap:.2f} nats after {self.run.step} steps, but the gate "
                 f"is {self.config.gate}: train the reader longer with `realm mlm`, or lower health.gate"
             )
 

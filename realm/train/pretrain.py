@@ -217,7 +217,8 @@ def train(
                 reader_loss = sampled_reader_loss(model.reader, batch, entries, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
             if not watch.reader_ready:  # the retriever is not trained until the reader uses passages
-                entries, ict_loss = entries.without_retriever(), ict_loss.detach()
+                entries = entries._replace(score_BE=entries.score_BE.detach())
+                ict_loss = ict_loss.detach()
             loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
             loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
@@ -282,10 +283,6 @@ class Entries(NamedTuple):
     read_BE: Tensor
     """Column of the candidate whose likelihood an entry has; -1 for the entry of the unretrieved passages, whose likelihood is
     assumed (`UNRETRIEVED_GAP`)."""
-
-    def without_retriever(self) -> "Entries":
-        """The same entries, but without gradient in the retriever."""
-        return self._replace(score_BE=self.score_BE.detach())
 
 
 def unretrieved_logsumexp(

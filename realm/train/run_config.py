@@ -57,6 +57,16 @@ class RunConfig(DeviceConfig):
             raise ValueError(f"seed is {self.seed}: it must be below {2**31}")
 
 
+@dataclass(frozen=True)
+class QuestionsRunConfig(RunConfig):
+    """Settings of all trainings on questions, in which the weights that are best on dev questions are kept."""
+
+    dev_every: int = 500
+    """Steps between two evaluations on dev questions."""
+    dev_questions: int = 500
+    """Number of dev questions in each evaluation."""
+
+
 def generator(*key: int) -> np.random.Generator:
     """A generator of random numbers that depend only on the key, such as (seed, step), and not on earlier draws."""
     return np.random.default_rng(key)

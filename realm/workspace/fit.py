@@ -165,8 +165,6 @@ class _Fit:
         self._write(report)
         return report
 
-    # -- models ---------------------------------------------------------------------------------------------------
-
     def _put_start(self) -> bool:
         """Copies the start model into the workspace, unless the workspace has this model or one adapted from this model.
 
@@ -261,8 +259,6 @@ class _Fit:
     def _is_adapted(self) -> bool:
         """Whether the model of the workspace is an adapted model."""
         return any(stage["stage"] == "adapt" for stage in read_manifest(self.model)["stages"])
-
-    # -- report ---------------------------------------------------------------------------------------------------
 
     def _report(
         self, read: SourceDocuments, kb: KnowledgeBase, changes: Changes, same_start: bool

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, sensible_title
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need, sensible_title
 from realm.errors import first_line
 
 
@@ -37,12 +37,9 @@ class Row(NamedTuple):
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     """One record. The title is a sensible title in the metadata, else the file name."""
-    try:
-        import pypdfium2 as pdfium
-    except ImportError:
-        raise Unreadable(
-            path, Reason.NOT_INSTALLED, f"{path} needs pypdfium2: pip install 'realm-lm[documents]'"
-        ) from None
+    need("pypdfium2", path)
+    import pypdfium2 as pdfium
+
     try:
         document = pdfium.PdfDocument(path)
     except pdfium.PdfiumError as error:

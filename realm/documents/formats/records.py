@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -78,6 +79,13 @@ class Unreadable(InputError):
         super().__init__(message)
         self.where = str(where)
         self.reason = reason
+
+
+def need(package: str, path: Path) -> None:
+    """Raises Unreadable if `package`, with which the file at `path` would be read, is not installed."""
+    if find_spec(package) is None:
+        message = f"{path} needs {package}: pip install 'realm-lm[documents]'"
+        raise Unreadable(path, Reason.NOT_INSTALLED, message)
 
 
 class Limits(NamedTuple):

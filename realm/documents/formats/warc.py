@@ -1,13 +1,12 @@
 """WARC archives of web pages, such as those of Common Crawl and CC-News, become records, one per HTML page."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import PageError, read_page
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.errors import first_line
 
 
@@ -17,10 +16,7 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     Raises:
         Unreadable: the file is not a WARC archive, is damaged, or warcio is not installed. Pages before the damage are read.
     """
-    if find_spec("warcio") is None:
-        raise Unreadable(
-            path, Reason.NOT_INSTALLED, f"{path} needs warcio: pip install 'realm-lm[documents]'"
-        )
+    need("warcio", path)
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 

@@ -11,17 +11,14 @@ from lxml import etree
 
 from realm.documents.formats.archives import archive
 from realm.documents.formats.pages import page_record, read_page
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable, sensible_title
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need, sensible_title
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is a sensible title in the metadata, else the first heading, else the file name."""
-    try:
-        import mammoth
-    except ImportError:
-        raise Unreadable(
-            path, Reason.NOT_INSTALLED, f"{path} needs mammoth: pip install 'realm-lm[documents]'"
-        ) from None
+    need("mammoth", path)
+    import mammoth
+
     with archive(path, limits, ".docx") as parts, path.open("rb") as file:
         names = set(parts.namelist())
         if "[Content_Types].xml" not in names:

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from lxml import etree
 
 from realm.documents.child_limits import MOST_MEMORY, limit
 from realm.documents.formats.compressed import opened
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
 from realm.keys import KeyTable, key_of
@@ -55,9 +54,7 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     Raises:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
-    if find_spec("mwparserfromhell") is None:
-        message = f"{path} needs mwparserfromhell: pip install 'realm-lm[documents]'"
-        raise Unreadable(path, Reason.NOT_INSTALLED, message)
+    need("mwparserfromhell", path)
     ended: Unreadable | None = None
     with KeyTable() as redirects, opened(path) as file, _Workers() as workers:
         _read_redirects(path, redirects)

@@ -2,13 +2,12 @@
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from realm.documents.formats.pages import Anchor, PageError, read_page
-from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, not_an_article
 from realm.text.corpus import Link
 
@@ -22,10 +21,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     Raises:
         Unreadable: the file is not a ZIM archive, or libzim is not installed.
     """
-    if find_spec("libzim") is None:
-        raise Unreadable(
-            path, Reason.NOT_INSTALLED, f"{path} needs libzim: pip install 'realm-lm[documents]'"
-        )
+    need("libzim", path)
     from libzim.reader import Archive
 
     try:
