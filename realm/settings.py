@@ -8,6 +8,7 @@ import dataclasses
 import json
 import tomllib
 import typing
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,7 +112,7 @@ def without_constants(cls: type, saved: Mapping[str, Any], where: str | Path) ->
     Raises:
         OtherSettings: the saved value of such a setting differs from the constant.
     """
-    constants: Mapping[str, Any] = getattr(cls, "CONSTANTS", {})
+    constants: Mapping[str, Any] = ChainMap(*(vars(one).get("CONSTANTS", {}) for one in cls.__mro__))
     different = [
         f"{name} = {shown(saved[name])}, which is always {value} in this version of realm"
         for name, value in constants.items()

@@ -53,7 +53,7 @@ from tests.schemas import assert_holds
 __all__ = ["qa_folder"]
 
 WRITERS = {
-    "cli/arguments.py write_report": ["evaluate, probe"],
+    "cli/arguments.py report_outcomes": ["evaluate, probe"],
     "cli/arguments.py report": ["what each command reports"],
     "cli/arguments.py settings": ["a string of TOML, which is read again"],
     "cli/demo.py _demo": ["report.json of either demo: tests/demo"],

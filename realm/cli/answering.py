@@ -10,20 +10,12 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
-    add_kb,
-    add_method,
-    add_model,
-    add_out,
-    add_questions,
-    add_reader,
-    add_regex,
-    add_where,
     need_model_but_for_words,
     positive,
     report,
+    report_outcomes,
     say_where,
     settings,
-    write_report,
 )
 from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
@@ -45,15 +37,15 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm retrieve --kb kb --model models/realm --questions q.jsonl --top-k 20 --out hits.jsonl",
         section="answer",
     )
-    add_kb(retrieve)
-    add_model(retrieve, required=False)
-    add_questions(retrieve)
+    retrieve.add_kb()
+    retrieve.add_model(required=False)
+    retrieve.add_questions()
     retrieve.add_argument(
         "--top-k", metavar="N", type=positive, default=20, help="passages per question (default: 20)"
     )
-    add_method(retrieve, "; bm25 needs no --model")
-    add_where(retrieve, "retrieve only passages")
-    add_out(retrieve, "JSON Lines file")
+    retrieve.add_method("; bm25 needs no --model")
+    retrieve.add_where("retrieve only passages")
+    retrieve.add_out("JSON Lines file")
 
     answer = add_command(
         commands,
@@ -64,11 +56,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         reports=True,
     )
     answer.add_argument("question", metavar="QUESTION", type=_one_text, help="question in plain words")
-    add_kb(answer, required=False)
-    add_model(answer, required=False)
-    add_reader(answer, READS)
-    add_method(answer, SCORED)
-    add_where(answer, "answer only from passages")
+    answer.add_kb(required=False)
+    answer.add_model(required=False)
+    answer.add_reader(READS)
+    answer.add_method(SCORED)
+    answer.add_where("answer only from passages")
     answer.add_argument(
         "--server",
         metavar="URL",
@@ -86,8 +78,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     fill.add_argument(
         "sentence", metavar="SENTENCE", type=_one_text, help="sentence with [MASK] instead of a whole word"
     )
-    add_kb(fill)
-    add_model(fill)
+    fill.add_kb()
+    fill.add_model()
     fill.add_argument(
         "--target",
         metavar="WORD",
@@ -95,7 +87,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="also print the probability of WORD with and without retrieval, and the effect of each passage on this "
         "probability",
     )
-    add_method(fill, SCORED, default="dense")
+    fill.add_method(SCORED, default="dense")
 
     evaluate = add_command(
         commands,
@@ -105,24 +97,22 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="answer",
         reports=True,
     )
-    add_kb(evaluate, required=False)
-    add_model(evaluate, required=False)
-    add_reader(evaluate, READS)
-    add_questions(evaluate, required=False)
+    evaluate.add_kb(required=False)
+    evaluate.add_model(required=False)
+    evaluate.add_reader(READS)
+    evaluate.add_questions(required=False)
     add_collection(evaluate)
     add_runs(evaluate)
-    add_regex(evaluate)
-    add_method(evaluate, SCORED + "; without --model, only bm25 is possible, and only recall is measured")
-    evaluate.add_argument(
+    evaluate.add_regex()
+    evaluate.add_method(SCORED + "; without --model, only bm25 is possible, and only recall is measured")
+    evaluate.add_switch(
         "--gold",
-        action="store_true",
-        help="measure the reader without retrieval: for each question, read the passages of the document given by "
+        "measure the reader without retrieval: for each question, read the passages of the document given by "
         "document_id in the question file",
     )
-    evaluate.add_argument(
+    evaluate.add_switch(
         "--unanswerable",
-        action="store_true",
-        help="also answer each question without the passages that contain a right answer, and report how often the model "
+        "also answer each question without the passages that contain a right answer, and report how often the model "
         "then finds no answer",
     )
     evaluate.add_argument(
@@ -154,11 +144,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="answer",
         reports=True,
     )
-    add_kb(calibrate)
-    add_model(calibrate)
-    add_questions(calibrate)
-    add_regex(calibrate)
-    add_method(calibrate, SCORED)
+    calibrate.add_kb()
+    calibrate.add_model()
+    calibrate.add_questions()
+    calibrate.add_regex()
+    calibrate.add_method(SCORED)
 
     probe = add_command(
         commands,
@@ -168,10 +158,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="probe",
         reports=True,
     )
-    add_kb(probe)
-    add_model(probe)
-    add_method(
-        probe,
+    probe.add_kb()
+    probe.add_model()
+    probe.add_method(
         "; changes only the recall, because the model always reads passages found by vectors",
         ("dense", "bm25"),
         "dense",
@@ -254,7 +243,6 @@ def _fill(args: argparse.Namespace) -> None:
 
 def _evaluate(args: argparse.Namespace) -> None:
     from realm.qa.question_files import read_questions
-    from realm.qa.scoring.evaluation import ReportFile
     from realm.systems.system import is_system
 
     if args.beir is not None:
@@ -282,12 +270,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         evaluated_by = _evaluate_model
     questions = read_questions(args.questions, regex=args.regex)
     evaluated = evaluated_by(args, questions)
-    if args.out:
-        file: ReportFile = {**evaluated.as_dict(), "outcomes": evaluated.outcomes(questions)}
-        write_report(args.out, file)
-    report(args, evaluated.as_dict(), evaluated.lines())
-    if args.out:
-        say_where(args, "the report is", args.out)
+    report_outcomes(args, evaluated.as_dict(), evaluated.outcomes(questions), evaluated.lines())
 
 
 def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
@@ -346,14 +329,9 @@ def _calibrate(args: argparse.Namespace) -> None:
 
 
 def _probe(args: argparse.Namespace) -> None:
-    from realm.qa.probe import ProbeConfig, ProbeFile, probe
+    from realm.qa.probe import ProbeConfig, probe
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, ProbeConfig)
     probed = probe(KnowledgeBase.open(args.kb), args.model, config, args.method)
-    if args.out:
-        file: ProbeFile = {**probed.as_dict(), "outcomes": probed.outcomes()}
-        write_report(args.out, file)
-    report(args, probed.as_dict())
-    if args.out:
-        say_where(args, "the report is", args.out)
+    report_outcomes(args, probed.as_dict(), probed.outcomes())

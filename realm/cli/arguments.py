@@ -6,7 +6,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from realm.errors import InputError
 from realm.files import write_json
@@ -17,33 +17,28 @@ T = TypeVar("T")
 Commands = argparse._SubParsersAction
 
 
-class Part(NamedTuple):
-    """A folder that a command uses and that a workspace contains."""
-
-    name: str
-    """Name of the folder in the workspace."""
-    required: bool
-    """Whether the command needs the folder."""
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser with one-line errors, in which --in WORKSPACE can replace the flags for the folders of a workspace."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, str] = {}
+        """Flag -> name of the folder in a workspace."""
+        self._required: list[str] = []
+        """Flags of folders without which the command cannot run."""
         self._in: argparse.Action | None = None
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
 
-    def add_part(self, flag: str, part: Part, metavar: str, help: str) -> None:
-        """Declares the flag for a folder, and --in, which sets this flag to the folder of that name in a workspace."""
+    def add_part(self, flag: str, name: str, required: bool, metavar: str, help: str) -> None:
+        """Declares the flag for a folder, and --in, which sets this flag to the folder `name` in a workspace."""
         if self._in is None:
             self._in = self.add_argument("--in", metavar="WORKSPACE", dest="workspace")
-        needed = " (required without --in)" if part.required else ""
+        needed = " (required without --in)" if required else ""
         self.add_argument(f"--{flag}", metavar=metavar, help=help + needed)
-        self._parts[flag] = part
+        self._parts[flag] = name
+        self._required += [flag] if required else []
         self._in.help = f"workspace made by `realm fit`, or hf:OWNER/NAME; replaces {_flags(self._parts)}"
 
     def parse_known_args(  # type: ignore[override]
@@ -58,7 +53,7 @@ class Parser(argparse.ArgumentParser):
     def _take_workspace(self, found: argparse.Namespace) -> None:
         given = [flag for flag in self._parts if getattr(found, flag) is not None]
         if found.workspace is None:
-            if missing := [flag for flag, part in self._parts.items() if part.required and flag not in given]:
+            if missing := [flag for flag in self._required if flag not in given]:
                 self.error(f"the following arguments are required: {_flags(missing)}, or --in WORKSPACE")
             return
         if given:
@@ -68,15 +63,143 @@ class Parser(argparse.ArgumentParser):
         from realm.hub import workspace_folder
 
         workspace = workspace_folder(found.workspace)
-        for flag, part in self._parts.items():
-            folder = workspace / part.name
+        for flag, name in self._parts.items():
+            folder = workspace / name
             restore(folder)
             if not folder.is_dir():
                 raise InputError(
-                    f"{found.workspace} is not a workspace, because it has no folder {part.name}: "
+                    f"{found.workspace} is not a workspace, because it has no folder {name}: "
                     f"make a workspace with `realm fit SOURCE... --out {found.workspace}`"
                 )
             setattr(found, flag, str(folder))
+
+    def add_switch(self, flag: str, help: str) -> None:
+        """Declares a flag without a value, which is False if the flag is not given."""
+        self.add_argument(flag, action="store_true", help=help)
+
+    def add_engine(self, what: str) -> None:
+        """Adds --engine and --ray-address. `what` is the end of the help text, after the word "where"."""
+        self.add_argument(
+            "--engine",
+            choices=("local", "ray"),
+            help=f"where {what}: on this machine (local, the default), or on all machines of a Ray cluster (ray)",
+        )
+        self.add_argument(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="address of the Ray cluster (default: the environment variable RAY_ADDRESS, else a running cluster on this "
+            "machine, else a new cluster)",
+        )
+
+    def add_tagger(self, default: str) -> None:
+        """Adds --tagger, --processes and the engine that runs the tagger. `default` is the end of the help text."""
+        self.add_argument(
+            "--tagger",
+            metavar="NAME",
+            help="tagger of names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only) "
+            f"(default: {default})",
+        )
+        self.add_argument(
+            "--processes",
+            metavar="N",
+            type=positive,
+            help="number of processes of the tagger (default: one per core, at most 8)",
+        )
+        self.add_engine("the tagger runs")
+
+    def add_kb(self, required: bool = True) -> None:
+        """Adds --kb, the knowledge base that a command uses."""
+        self.add_part("kb", "kb", required, "KB", "folder of the knowledge base")
+
+    def add_model(self, required: bool = True) -> None:
+        """Adds --model, the model that a command uses."""
+        self.add_part("model", "model", required, "MODEL", "model: a folder, package:NAME or hf:OWNER/NAME")
+
+    def add_reader(self, does: str) -> None:
+        """Adds --reader, a span reader to use instead of that of the model. The flag sets the setting `reader`."""
+        self.add_argument(
+            "--reader",
+            metavar="NAME",
+            help=f"{does}: a model, or a checkpoint with BERT's question-answering head (folder or hub name)",
+        )
+
+    def add_init(self, required: bool, metavar: str, help: str) -> None:
+        """Adds --init, the model or encoder that a stage starts from."""
+        self.add_part("init", "model", required, metavar, help)
+
+    def add_out(self, what: str) -> None:
+        """Adds --out, the file or folder that a command writes; `what` is the help text."""
+        self.add_argument("--out", metavar="OUT", required=True, help=what)
+
+    def add_sources(self) -> None:
+        """Adds SOURCE..., the documents that a command reads, and --strict."""
+        self.add_argument(
+            "sources",
+            metavar="SOURCE",
+            nargs="+",
+            help="file or folder (.jsonl .txt .md .html .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; .parquet "
+            ".arrow .pdf .docx .epub .zim), the address of a file or folder (https:// s3:// gs:// hf://), "
+            "or package:vital-articles or package:factbook",
+        )
+        self.add_switch(
+            "--strict",
+            "end with an error at the first file, line or row that cannot be read (default: files, lines and rows that cannot "
+            "be read are left out, and listed with the reason)",
+        )
+
+    def add_train_and_dev(self) -> None:
+        """Adds --train and --dev, question files for training, and --regex and --no-regex."""
+        self.add_argument(
+            "--train", metavar="FILE", required=True, help="file of training questions with answers"
+        )
+        self.add_argument(
+            "--dev",
+            metavar="FILE",
+            required=True,
+            help="file of questions with answers, by which the best weights are chosen",
+        )
+        self.add_regex()
+
+    def add_where(self, what: str, of: str = " of documents") -> None:
+        """Adds --where, a filter over the fields of documents; `what` and `of` are the beginning of the help text."""
+        self.add_argument(
+            "--where",
+            metavar="FILTER",
+            help=f"{what}{of} whose fields match this filter, such as \"year >= 2020 and source = 'handbook'\" "
+            "(`realm kb info` lists the fields)",
+        )
+
+    def add_regex(self) -> None:
+        """Adds --regex and --no-regex: whether the answers of a question file are regular expressions."""
+        self.add_argument(
+            "--regex",
+            action=argparse.BooleanOptionalAction,
+            help="treat all answers as regular expressions; --no-regex: only the answers that the file marks with "
+            '"regex": true (default: the answers that the file marks, and all answers in CuratedTREC files of DrQA)',
+        )
+
+    def add_questions(self, required: bool = True) -> None:
+        """Adds --questions, a file of questions."""
+        self.add_argument(
+            "--questions", metavar="FILE", required=required, help="question file (.jsonl, .json, .tsv)"
+        )
+
+    def add_method(
+        self, note: str = "", methods: Sequence[str] = ("dense", "bm25", "hybrid"), default: str | None = None
+    ) -> None:
+        """Adds --method, how passages are ranked. `note` is the end of the help text."""
+        unnamed = default or "the method with which the model was calibrated, else dense"
+        ways = (
+            "vectors (dense), words (bm25) or both (hybrid)"
+            if "hybrid" in methods
+            else "vectors (dense) or words (bm25)"
+        )
+        self.add_argument(
+            "--method",
+            choices=methods,
+            default=default,
+            help=f"find passages by {ways} (default: {unnamed}){note}",
+        )
 
 
 def _flags(names: Iterable[str]) -> str:
@@ -119,24 +242,9 @@ def add_command(
             help="change one setting; overrides --config; can be given several times",
         )
     if reports:
-        parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+        parser.add_switch("--json", "print the result as one JSON object")
     parser.set_defaults(run=run, section=section, called=parser.prog.removeprefix("realm "))
     return parser
-
-
-def add_engine(parser: Parser, what: str) -> None:
-    """Adds --engine and --ray-address. `what` is the end of the help text, after the word "where"."""
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        help=f"where {what}: on this machine (local, the default), or on all machines of a Ray cluster (ray)",
-    )
-    parser.add_argument(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="address of the Ray cluster (default: the environment variable RAY_ADDRESS, else a running cluster on this "
-        "machine, else a new cluster)",
-    )
 
 
 def engine_of(args: argparse.Namespace) -> EngineConfig:
@@ -145,133 +253,6 @@ def engine_of(args: argparse.Namespace) -> EngineConfig:
         return EngineConfig(args.engine or "local", args.ray_address or "")
     except ValueError as error:
         raise InputError(str(error)) from None
-
-
-def add_tagger(parser: Parser, default: str) -> None:
-    """Adds --tagger, --processes and the engine that runs the tagger. `default` is the end of the help text."""
-    parser.add_argument(
-        "--tagger",
-        metavar="NAME",
-        help=f"tagger of names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only) (default: {default})",
-    )
-    parser.add_argument(
-        "--processes",
-        metavar="N",
-        type=positive,
-        help="number of processes of the tagger (default: one per core, at most 8)",
-    )
-    add_engine(parser, "the tagger runs")
-
-
-def add_kb(parser: Parser, required: bool = True) -> None:
-    """Adds --kb, the knowledge base that a command uses."""
-    parser.add_part("kb", Part("kb", required), "KB", "folder of the knowledge base")
-
-
-def add_model(parser: Parser, required: bool = True) -> None:
-    """Adds --model, the model that a command uses."""
-    parser.add_part(
-        "model", Part("model", required), "MODEL", "model: a folder, package:NAME or hf:OWNER/NAME"
-    )
-
-
-def add_reader(parser: Parser, does: str) -> None:
-    """Adds --reader, a span reader to use instead of that of the model. The flag sets the setting `reader`."""
-    parser.add_argument(
-        "--reader",
-        metavar="NAME",
-        help=f"{does}: a model, or a checkpoint with BERT's question-answering head (folder or hub name)",
-    )
-
-
-def add_init(parser: Parser, required: bool, metavar: str, help: str) -> None:
-    """Adds --init, the model or encoder that a stage starts from."""
-    parser.add_part("init", Part("model", required), metavar, help)
-
-
-def add_out(parser: Parser, what: str) -> None:
-    """Adds --out, the file or folder that a command writes; `what` is the help text."""
-    parser.add_argument("--out", metavar="OUT", required=True, help=what)
-
-
-def add_sources(parser: Parser) -> None:
-    """Adds SOURCE..., the documents that a command reads, and --strict."""
-    parser.add_argument(
-        "sources",
-        metavar="SOURCE",
-        nargs="+",
-        help="file or folder (.jsonl .txt .md .html .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; .parquet "
-        ".arrow .pdf .docx .epub .zim), the address of a file or folder (https:// s3:// gs:// hf://), "
-        "or package:vital-articles or package:factbook",
-    )
-    parser.add_argument(
-        "--strict",
-        action="store_true",
-        help="end with an error at the first file, line or row that cannot be read (default: files, lines and rows that cannot "
-        "be read are left out, and listed with the reason)",
-    )
-
-
-def add_train_and_dev(parser: Parser) -> None:
-    """Adds --train and --dev, question files for training, and --regex and --no-regex."""
-    parser.add_argument(
-        "--train", metavar="FILE", required=True, help="file of training questions with answers"
-    )
-    parser.add_argument(
-        "--dev",
-        metavar="FILE",
-        required=True,
-        help="file of questions with answers, by which the best weights are chosen",
-    )
-    add_regex(parser)
-
-
-def add_where(parser: Parser, what: str, of: str = " of documents") -> None:
-    """Adds --where, a filter over the fields of documents; `what` and `of` are the beginning of the help text."""
-    parser.add_argument(
-        "--where",
-        metavar="FILTER",
-        help=f"{what}{of} whose fields match this filter, such as \"year >= 2020 and source = 'handbook'\" "
-        "(`realm kb info` lists the fields)",
-    )
-
-
-def add_regex(parser: Parser) -> None:
-    """Adds --regex and --no-regex: whether the answers of a question file are regular expressions."""
-    parser.add_argument(
-        "--regex",
-        action=argparse.BooleanOptionalAction,
-        help="treat all answers as regular expressions; --no-regex: only the answers that the file marks with "
-        '"regex": true (default: the answers that the file marks, and all answers in CuratedTREC files of DrQA)',
-    )
-
-
-def add_questions(parser: Parser, required: bool = True) -> None:
-    """Adds --questions, a file of questions."""
-    parser.add_argument(
-        "--questions", metavar="FILE", required=required, help="question file (.jsonl, .json, .tsv)"
-    )
-
-
-def add_method(
-    parser: Parser,
-    note: str = "",
-    methods: Sequence[str] = ("dense", "bm25", "hybrid"),
-    default: str | None = None,
-) -> None:
-    """Adds --method, how passages are ranked. `note` is the end of the help text."""
-    unnamed = default or "the method with which the model was calibrated, else dense"
-    ways = (
-        "vectors (dense), words (bm25) or both (hybrid)"
-        if "hybrid" in methods
-        else "vectors (dense) or words (bm25)"
-    )
-    parser.add_argument(
-        "--method",
-        choices=methods,
-        default=default,
-        help=f"find passages by {ways} (default: {unnamed}){note}",
-    )
 
 
 def need_model_but_for_words(args: argparse.Namespace) -> None:
@@ -310,16 +291,25 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
     )
 
 
-def write_report(out: str, value: Mapping[str, Any]) -> None:
-    """Writes the report of a command as a JSON file, in a folder that is made if it does not exist."""
-    Path(out).parent.mkdir(parents=True, exist_ok=True)
-    write_json(out, value)
-
-
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:
     """Prints on standard error where the command has written its result. `what` is, for example, "the index is"."""
     sys.stdout.flush()  # so that the result is printed before this line
     print(f"{args.called}: {what} in {place}", file=sys.stderr)
+
+
+def report_outcomes(
+    args: argparse.Namespace,
+    summary: Mapping[str, Any],
+    outcomes: Sequence[Mapping[str, Any]],
+    lines: Sequence[str] | None = None,
+) -> None:
+    """Prints the result of a command as `report` does; with --out, also writes the result and the `outcomes` as JSON."""
+    if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        write_json(args.out, {**summary, "outcomes": outcomes})
+    report(args, summary, lines)
+    if args.out:
+        say_where(args, "the report is", args.out)
 
 
 def _plain(value: Any) -> str:

@@ -8,17 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from realm.cli.arguments import (
-    Commands,
-    Parser,
-    add_command,
-    add_kb,
-    add_model,
-    add_out,
-    add_train_and_dev,
-    report,
-    settings,
-)
+from realm.cli.arguments import Commands, Parser, add_command, report, settings
 from realm.errors import DivergedError, InputError
 from realm.settings import read_config
 
@@ -91,11 +81,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="knn",
         reports=True,
     )
-    add_kb(knn)
-    add_model(knn)
-    add_out(
-        knn,
-        "folder for the datastore of kNN-LM; a datastore of the same model and knowledge base is used again",
+    knn.add_kb()
+    knn.add_model()
+    knn.add_out(
+        "folder for the datastore of kNN-LM; a datastore of the same model and knowledge base is used again"
     )
 
     baseline = add_command(
@@ -108,10 +97,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
     baseline.add_argument(
         "system", metavar="SYSTEM", help="name of the system, from the list in docs/compare.md"
     )
-    add_kb(baseline)
-    add_model(baseline)
-    add_train_and_dev(baseline)
-    add_out(baseline, "folder of the trained system")
+    baseline.add_kb()
+    baseline.add_model()
+    baseline.add_train_and_dev()
+    baseline.add_out("folder of the trained system")
 
 
 def _baseline(args: argparse.Namespace) -> None:

@@ -110,10 +110,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
 def add_card(parser: Parser, when: str = "", required: bool = True) -> None:
     """Adds --licence, --data and --numbers, the content of a model card; `when` is the beginning of the help texts."""
     parser.add_argument(
-        "--licence",
-        metavar="ID",
-        required=required,
-        help=f"{when}licence of the weights, such as apache-2.0",
+        "--licence", metavar="ID", required=required, help=f"{when}licence of the weights, such as apache-2.0"
     )
     parser.add_argument(
         "--data",

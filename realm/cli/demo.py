@@ -22,16 +22,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="demo",
         reports=True,
     )
-    demo.add_argument(
+    demo.add_switch(
         "--from-text",
-        action="store_true",
-        help="run another demo, which trains a retriever and a reader from plain text alone; the settings are in the table "
+        "run another demo, which trains a retriever and a reader from plain text alone; the settings are in the table "
         "[from_text], and the default of --config is demo",
     )
-    demo.add_argument(
+    demo.add_switch(
         "--full",
-        action="store_true",
-        help="with --from-text: train with three seeds, on two corpora, and with control runs; takes hours; the default of "
+        "with --from-text: train with three seeds, on two corpora, and with control runs; takes hours; the default of "
         "--config is demo-full",
     )
     demo.add_argument(

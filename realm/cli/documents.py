@@ -12,11 +12,6 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
-    add_kb,
-    add_out,
-    add_sources,
-    add_tagger,
-    add_where,
     engine_of,
     positive,
     report,
@@ -44,19 +39,17 @@ def add_documents(verbs: "Commands[Parser]") -> None:
         "realm kb preview docs/install.md --set cut=headings",
         section="kb",
     )
-    add_sources(preview)
+    preview.add_sources()
     preview.add_argument(
         "--tokenizer",
         metavar="NAME",
         help="model or encoder whose wordpieces are counted (default: the setting `tokenizer`)",
     )
-    add_tagger(preview, default="spacy:en_core_web_sm")
+    preview.add_tagger(default="spacy:en_core_web_sm")
     preview.add_argument(
         "--limit", metavar="N", type=positive, default=20, help="show only the first N passages (default: 20)"
     )
-    preview.add_argument(
-        "--json", action="store_true", help="print one JSON object per passage, each on its own line"
-    )
+    preview.add_switch("--json", "print one JSON object per passage, each on its own line")
 
     listing = add_command(
         verbs,
@@ -74,11 +67,9 @@ def add_documents(verbs: "Commands[Parser]") -> None:
     listing.add_argument(
         "--limit", metavar="N", type=positive, help="list only the first N documents (default: all)"
     )
-    add_where(listing, "list only documents", "")
-    listing.add_argument(
-        "--json", action="store_true", help="print one JSON object per document, each on its own line"
-    )
-    add_kb(listing)
+    listing.add_where("list only documents", "")
+    listing.add_switch("--json", "print one JSON object per document, each on its own line")
+    listing.add_kb()
     show = add_command(
         verbs,
         _show,
@@ -87,16 +78,16 @@ def add_documents(verbs: "Commands[Parser]") -> None:
         reports=True,
     )
     show.add_argument("id", metavar="ID", help="id or title of a document, or id of a passage")
-    add_kb(show)
+    show.add_kb()
     export = add_command(
         verbs,
         _export,
         "write the documents to a JSON Lines file, from which `realm kb build` makes the same passages again",
         "realm kb export --kb kb --out documents.jsonl",
     )
-    add_where(export, "write only documents", "")
-    add_kb(export)
-    add_out(export, "JSON Lines file")
+    export.add_where("write only documents", "")
+    export.add_kb()
+    export.add_out("JSON Lines file")
 
 
 class ShownPassageJson(TypedDict):

@@ -12,11 +12,6 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
-    add_kb,
-    add_model,
-    add_out,
-    add_sources,
-    add_tagger,
     engine_of,
     positive,
     report,
@@ -50,8 +45,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="kb",
         reports=True,
     )
-    add_sources(build)
-    add_out(build, "folder of the new knowledge base")
+    build.add_sources()
+    build.add_out("folder of the new knowledge base")
     build.add_argument(
         "--tokenizer",
         metavar="NAME",
@@ -64,12 +59,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         type=positive,
         help="make a new vocabulary of N wordpieces from the documents, for an encoder that is trained from random weights",
     )
-    add_tagger(build, default="spacy:en_core_web_sm")
-    build.add_argument(
-        "--replace",
-        action="store_true",
-        help="replace an existing knowledge base when the new one is complete",
-    )
+    build.add_tagger(default="spacy:en_core_web_sm")
+    build.add_switch("--replace", "replace an existing knowledge base when the new one is complete")
 
     add_documents(verbs)
     add = add_command(
@@ -79,15 +70,15 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm kb add news.jsonl --kb kb",
         reports=True,
     )
-    add_sources(add)
-    add_kb(add)
-    add_tagger(add, default="the tagger with which KB was built")
+    add.add_sources()
+    add.add_kb()
+    add.add_tagger(default="the tagger with which KB was built")
 
     delete = add_command(
         verbs, _delete, "delete documents", "realm kb delete 'Angela Merkel' --kb kb", reports=True
     )
     delete.add_argument("documents", metavar="DOCUMENT", nargs="+", help="id or title of a document")
-    add_kb(delete)
+    delete.add_kb()
 
     upload = add_command(
         verbs,
@@ -97,8 +88,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm kb upload --kb kb --model models/qa --to 'postgresql://db.example/library?table=handbook'",
         reports=True,
     )
-    add_kb(upload)
-    add_model(upload)
+    upload.add_kb()
+    upload.add_model()
     upload.add_argument(
         "--to",
         metavar="URL",
@@ -106,9 +97,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="address of the table: postgresql://USER@HOST:PORT/DATABASE?table=NAME (default NAME: realm_passages); the "
         "password is read from PGPASSWORD or ~/.pgpass",
     )
-    upload.add_argument(
-        "--replace", action="store_true", help="replace a table that has the vectors of another model"
-    )
+    upload.add_switch("--replace", "replace a table that has the vectors of another model")
 
     compact = add_command(
         verbs,
@@ -117,7 +106,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm kb compact --kb kb",
         reports=True,
     )
-    add_kb(compact)
+    compact.add_kb()
     info = add_command(
         verbs,
         _info,
@@ -125,11 +114,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm kb info --kb kb",
         reports=True,
     )
-    add_kb(info)
+    info.add_kb()
     verify = add_command(
         verbs, _verify, "check a knowledge base for damage", "realm kb verify --kb kb", reports=True
     )
-    add_kb(verify)
+    verify.add_kb()
 
 
 class SourcesJson(TypedDict):

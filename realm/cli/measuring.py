@@ -8,15 +8,10 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
-    add_kb,
-    add_method,
-    add_questions,
-    add_regex,
     need_model_but_for_words,
     report,
-    say_where,
+    report_outcomes,
     settings,
-    write_report,
 )
 from realm.errors import InputError
 
@@ -39,11 +34,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
         compare.add_argument(
             name, metavar=name.upper(), help="model: a folder, package:NAME or hf:OWNER/NAME"
         )
-    add_kb(compare)
-    add_questions(compare, required=False)
-    add_regex(compare)
+    compare.add_kb()
+    compare.add_questions(required=False)
+    compare.add_regex()
     add_collection(compare)
-    add_method(compare)
+    compare.add_method()
 
 
 def add_collection(parser: Parser) -> None:
@@ -83,7 +78,7 @@ def add_runs(parser: Parser) -> None:
 def evaluate_collection(args: argparse.Namespace) -> None:
     """Runs `realm evaluate --beir`."""
     from realm.measures.collection import read_collection
-    from realm.measures.ranking import RankingFile, measure
+    from realm.measures.ranking import measure
     from realm.measures.runs import read_run
 
     only = ("questions", "reader", "predictions", "save_predictions", "regex", "gold", "unanswerable")
@@ -105,12 +100,7 @@ def evaluate_collection(args: argparse.Namespace) -> None:
             raise InputError("--beir needs the knowledge base of the corpus: give --kb, or --in WORKSPACE")
         need_model_but_for_words(args)
         found = _ranked(args, collection, args.model)
-    if args.out:
-        file: RankingFile = {**found.as_dict(), "outcomes": found.outcomes()}
-        write_report(args.out, file)
-    report(args, found.as_dict(), found.lines())
-    if args.out:
-        say_where(args, "the report is", args.out)
+    report_outcomes(args, found.as_dict(), found.outcomes(), found.lines())
 
 
 def _ranked(args: argparse.Namespace, collection: "Collection", model: str | None) -> "RankingReport":

@@ -23,15 +23,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="FILE",
         help="TOML file with a table [hardware], or the name of known hardware: h100, h100-x8, h100-x64",
     )
-    plan.add_argument(
+    plan.add_switch(
         "--measure",
-        action="store_true",
-        help="measure the speed of this machine with a few training steps, which take about ten seconds",
+        "measure the speed of this machine with a few training steps, which take about ten seconds",
     )
     plan.add_argument(
-        "--kb",
-        metavar="KB",
-        help="knowledge base whose number of passages and lengths of texts are used",
+        "--kb", metavar="KB", help="knowledge base whose number of passages and lengths of texts are used"
     )
     plan.add_argument(
         "--passages",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_out, report, say_where, settings
+from realm.cli.arguments import Commands, Parser, add_command, report, say_where, settings
 from realm.errors import InputError
 from realm.files import write_json_lines
 
@@ -33,14 +33,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="questions",
         reports=True,
     )
-    add_kb(questions)
+    questions.add_kb()
     questions.add_argument(
         "--review",
         metavar="FILE",
         help="show the questions of this file one after the other with their passages, and ask whether to accept, correct or "
         "reject each; repeat the command to continue",
     )
-    add_out(questions, "folder for train.jsonl and dev.jsonl; with --review, file for the accepted questions")
+    questions.add_out("folder for train.jsonl and dev.jsonl; with --review, file for the accepted questions")
 
 
 class MadeJson(TypedDict):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, add_reader, settings
+from realm.cli.arguments import Commands, Parser, add_command, settings
 from realm.errors import InputError
 
 TOKEN = "REALM_TOKEN"
@@ -25,9 +25,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm serve --kb kb --model models/qa --runs models",
         section="serve",
     )
-    add_kb(serve)
-    add_model(serve)
-    add_reader(serve, "span reader to use instead of that of the model")
+    serve.add_kb()
+    serve.add_model()
+    serve.add_reader("span reader to use instead of that of the model")
     serve.add_argument(
         "--host", metavar="HOST", default="127.0.0.1", help="address to listen on (default: %(default)s)"
     )
@@ -39,16 +39,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="port to listen on; 0: any free port (default: %(default)s)",
     )
     serve.add_argument("--runs", metavar="FOLDER", help="show the training runs in this folder")
-    serve.add_argument(
+    serve.add_switch(
         "--writable",
-        action="store_true",
-        help=f"allow clients that send the token in {TOKEN} or --token-file to add and delete documents, and to send feedback",
+        f"allow clients that send the token in {TOKEN} or --token-file to add and delete documents, and to send feedback",
     )
     serve.add_argument("--token-file", metavar="FILE", help="file with the token for --writable")
-    serve.add_argument(
+    serve.add_switch(
         "--private",
-        action="store_true",
-        help=f"answer only clients that send the token in {READ_TOKEN} or --read-token-file, or the token for --writable",
+        f"answer only clients that send the token in {READ_TOKEN} or --read-token-file, or the token for --writable",
     )
     serve.add_argument("--read-token-file", metavar="FILE", help="file with the token for --private")
     _add_traces(serve)
@@ -61,14 +59,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm mcp --kb kb --model models/qa",
         section="serve",
     )
-    add_kb(mcp)
-    add_model(mcp)
-    add_reader(mcp, "span reader to use instead of that of the model")
-    mcp.add_argument(
-        "--http",
-        action="store_true",
-        help="serve over HTTP (path /mcp) instead of standard input and output",
-    )
+    mcp.add_kb()
+    mcp.add_model()
+    mcp.add_reader("span reader to use instead of that of the model")
+    mcp.add_switch("--http", "serve over HTTP (path /mcp) instead of standard input and output")
     mcp.add_argument(
         "--host", metavar="HOST", help=f"with --http: address to listen on (default: {MCP_HOST})"
     )
@@ -78,25 +72,21 @@ def add_commands(commands: "Commands[Parser]") -> None:
         type=_port,
         help=f"with --http: port to listen on; 0: any free port (default: {MCP_PORT})",
     )
-    mcp.add_argument(
+    mcp.add_switch(
         "--writable",
-        action="store_true",
-        help=f"offer the tool add, which adds documents; with --http, clients must send the token in {TOKEN} or --token-file",
+        f"offer the tool add, which adds documents; with --http, clients must send the token in {TOKEN} or --token-file",
     )
-    mcp.add_argument(
-        "--private",
-        action="store_true",
-        help=f"with --http: answer only clients that send the token in {TOKEN} or --token-file",
+    mcp.add_switch(
+        "--private", f"with --http: answer only clients that send the token in {TOKEN} or --token-file"
     )
     mcp.add_argument("--token-file", metavar="FILE", help="file with the token for --private and --writable")
     _add_traces(mcp)
 
 
 def _add_traces(parser: Parser) -> None:
-    parser.add_argument(
+    parser.add_switch(
         "--traces",
-        action="store_true",
-        help="send OpenTelemetry traces to the collector that the environment variable OTEL_EXPORTER_OTLP_ENDPOINT names "
+        "send OpenTelemetry traces to the collector that the environment variable OTEL_EXPORTER_OTLP_ENDPOINT names "
         "(default: http://localhost:4318); needs realm-lm[otel]",
     )
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from realm.cli.arguments import Commands, Parser, add_command, add_kb, add_model, report
+from realm.cli.arguments import Commands, Parser, add_command, report
 from realm.cli.converting import add_card, numbers_of
 from realm.errors import InputError
 
@@ -19,18 +19,15 @@ def add_commands(commands: "Commands[Parser]") -> None:
     share.add_argument(
         "name", metavar="OWNER/NAME", help="repository on the hub; it is created if it does not exist"
     )
-    add_model(share)
-    add_kb(share, required=False)
+    share.add_model()
+    share.add_kb(required=False)
     add_card(share)
-    share.add_argument(
-        "--documents",
-        action="store_true",
-        help="with --in or --kb: also upload the knowledge base, with the texts of all documents",
+    share.add_switch(
+        "--documents", "with --in or --kb: also upload the knowledge base, with the texts of all documents"
     )
-    share.add_argument(
+    share.add_switch(
         "--public",
-        action="store_true",
-        help="let everybody read a repository that this command creates (default: the repository is private); also needed to "
+        "let everybody read a repository that this command creates (default: the repository is private); also needed to "
         "upload to a repository that everybody can read",
     )
 

@@ -4,22 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TypeVar
 
-from realm.cli.arguments import (
-    Commands,
-    Parser,
-    add_command,
-    add_engine,
-    add_init,
-    add_kb,
-    add_model,
-    add_out,
-    add_reader,
-    add_regex,
-    add_train_and_dev,
-    report,
-    say_where,
-    settings,
-)
+from realm.cli.arguments import Commands, Parser, add_command, report, say_where, settings
 from realm.errors import InputError
 
 T = TypeVar("T")
@@ -34,14 +19,13 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
         section="mlm",
     )
-    add_kb(mlm)
-    add_init(
-        mlm,
+    mlm.add_kb()
+    mlm.add_init(
         False,
         "ENCODER",
         "model or BERT-like encoder to start from: a folder or a name (default: the setting `init`, else random weights)",
     )
-    add_out(mlm, "folder of the new model")
+    mlm.add_out("folder of the new model")
 
     ict = add_command(
         commands,
@@ -50,9 +34,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm ict --kb kb --init models/encoder --out models/ict",
         section="ict",
     )
-    add_kb(ict)
-    add_init(ict, True, "MODEL", "model to start from: a folder, package:NAME or hf:OWNER/NAME")
-    add_out(ict, "folder of the new model")
+    ict.add_kb()
+    ict.add_init(True, "MODEL", "model to start from: a folder, package:NAME or hf:OWNER/NAME")
+    ict.add_out("folder of the new model")
 
     pretrain = add_command(
         commands,
@@ -62,18 +46,18 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm pretrain --kb kb --model models/ict --out models/realm",
         section="pretrain",
     )
-    add_kb(pretrain)
+    pretrain.add_kb()
     pretrain.add_argument(
         "--text", metavar="KB", help="knowledge base whose sentences are masked (default: --kb)"
     )
-    add_model(pretrain)
+    pretrain.add_model()
     pretrain.add_argument(
         "--questions",
         metavar="FILE",
         help="question file on which the recall of each index version is measured; these questions are never used for training",
     )
-    add_regex(pretrain)
-    add_out(pretrain, "folder of the new model")
+    pretrain.add_regex()
+    pretrain.add_out("folder of the new model")
 
     adapt = add_command(
         commands,
@@ -83,15 +67,15 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm adapt --kb kb --model models/start --out models/adapted",
         section="adapt",
     )
-    add_kb(adapt)
-    add_model(adapt)
+    adapt.add_kb()
+    adapt.add_model()
     adapt.add_argument(
         "--minutes",
         metavar="N",
         type=float,
         help="time limit in minutes (default: the setting `minutes`, which is 10)",
     )
-    add_out(adapt, "folder of the new model")
+    adapt.add_out("folder of the new model")
 
     index = add_command(
         commands,
@@ -101,13 +85,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="index",
         reports=True,
     )
-    add_kb(index)
-    add_model(index)
-    add_engine(index, "passages are embedded")
-    index.add_argument(
+    index.add_kb()
+    index.add_model()
+    index.add_engine("passages are embedded")
+    index.add_switch(
         "--approximate",
-        action="store_true",
-        help="also make the table for approximate search now (default: the first command with --set search=approximate makes "
+        "also make the table for approximate search now (default: the first command with --set search=approximate makes "
         "the table)",
     )
     index.add_argument(
@@ -125,11 +108,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
         section="finetune",
     )
-    add_kb(finetune)
-    add_model(finetune)
-    add_reader(
-        finetune,
-        "span reader to start from (default: that of the model, or a new span reader if the model has none)",
+    finetune.add_kb()
+    finetune.add_model()
+    finetune.add_reader(
+        "span reader to start from (default: that of the model, or a new span reader if the model has none)"
     )
     finetune.add_argument(
         "--method",
@@ -138,8 +120,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "same method to answer (default: the setting `method`, else the method with which the model was calibrated, else "
         "dense)",
     )
-    add_train_and_dev(finetune)
-    add_out(finetune, "folder of the new model")
+    finetune.add_train_and_dev()
+    finetune.add_out("folder of the new model")
 
 
 def _settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:

@@ -5,7 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
-from realm.cli.arguments import Commands, add_command, add_out, add_sources, report, settings
+from realm.cli.arguments import Commands, add_command, report, settings
 from realm.workspace.settings import EVERY, SETTLE
 
 
@@ -19,8 +19,8 @@ def add_commands(commands: Commands) -> None:
         section="fit",
         reports=True,
     )
-    add_sources(fit)
-    add_out(fit, "folder of the workspace")
+    fit.add_sources()
+    fit.add_out("folder of the workspace")
     fit.add_argument(
         "--minutes",
         metavar="N",

@@ -2,14 +2,7 @@
 
 import numpy as np
 
-from realm.compare.results import (
-    Answered,
-    Found,
-    MadeBy,
-    RowJson,
-    StartJson,
-    TableJson,
-)
+from realm.compare.results import Answered, Found, MadeBy, RowJson, StartJson, TableJson
 from realm.qa.scoring.metrics import RECALL_AT
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm

@@ -185,9 +185,6 @@ class _Test(NamedTuple):
         )
 
 
-# -- rows -----------------------------------------------------------------------------------------------------------
-
-
 def outcomes(plan: Plan, name: str, test: str, seeds: Sequence[int], key: str) -> np.ndarray:
     """Values of `key` in the outcomes of all questions -> [S, N]."""
     reports = [read_json(plan.report(name, seed, test)) for seed in seeds]
@@ -304,9 +301,6 @@ def _parameters(folder: Path, words: bool) -> int:
     else:
         files = [folder / "span_reader.safetensors", *([] if words else [folder / "embedder.safetensors"])]
     return sum(value.numel() for file in files for value in load_tensors(file).values())
-
-
-# -- starts ---------------------------------------------------------------------------------------------------------
 
 
 def _starts(tests: dict[str, _Test]) -> dict[str, StartJson]:

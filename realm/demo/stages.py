@@ -125,8 +125,6 @@ class DemoRun:
         kept = fit["adaptation"] is not None and fit["adaptation"]["kept"]
         return ("bm25", "start", "adapted") if kept else ("bm25", "start")
 
-    # -- the commands ---------------------------------------------------------------------------------------------
-
     def fitting(self) -> Iterator[Stage]:
         """Stages of section 1."""
         fit = self._fit(self.config.minutes, self.config.source)
@@ -146,10 +144,12 @@ class DemoRun:
         """Stages of section 3."""
         if not self.later.exists():
             self._write_later()
+        part = f" ({FACTBOOK_PART})" if self.config.later == FACTBOOK else ""
         section = Section(
             "3. Add documents",
-            f"{self.later} contains {self._description_of_later()}, one JSON object per line. `realm kb add` adds these "
-            "documents to the knowledge base without any training. Then questions made from the new documents are asked.",
+            f"{self.later} contains documents of {self.config.later}{part}, one JSON object per line. `realm kb add` adds "
+            "these documents to the knowledge base without any training. Then questions made from the new documents are "
+            "asked.",
         )
         inside, out = ("--in", str(self.workspace)), self.folder / "questions"
         yield Stage(section, "kb add", self._command("kb add", str(self.later), *inside), once=True)
@@ -169,10 +169,6 @@ class DemoRun:
                 if self.config.later != FACTBOOK or document.id.endswith(FACTBOOK_PART)
             ),
         )
-
-    def _description_of_later(self) -> str:
-        part = f" ({FACTBOOK_PART})" if self.config.later == FACTBOOK else ""
-        return f"documents of {self.config.later}{part}"
 
     def adapting(self) -> Iterator[Stage]:
         """Stages of section 4."""

@@ -21,16 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.child_limits import MOST_MEMORY, limit
-from realm.documents.formats.records import (
-    DAMAGED,
-    EMPTY,
-    NOT_OPENED,
-    TOO_LONG,
-    Limits,
-    Pages,
-    Record,
-    Unreadable,
-)
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable
 from realm.errors import first_line, shortened
 from realm.progress import progress
 from realm.text.corpus import Link, Section
@@ -114,9 +105,13 @@ def _record(*values: Any) -> Record:
 
 def _ended(path: Path, code: int) -> Unreadable:
     if code == -signal.SIGXCPU:
-        return Unreadable(path, TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time")
+        return Unreadable(
+            path, Reason.TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time"
+        )
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return Unreadable(path, DAMAGED, f"{path} cannot be read (the process that read it ended with {how})")
+    return Unreadable(
+        path, Reason.DAMAGED, f"{path} cannot be read (the process that read it ended with {how})"
+    )
 
 
 # --- in the child --------------------------------------------------------------------------------
@@ -141,7 +136,7 @@ def main() -> None:
         try:
             with path.open("rb") as file:
                 if not file.read(1):
-                    raise Unreadable(path, EMPTY, f"{path} is empty")
+                    raise Unreadable(path, Reason.EMPTY, f"{path} is empty")
             read = importlib.import_module(MODULES[path.suffix.lower()]).read
             for found in read(path, Limits(*request["limits"])):
                 if isinstance(found, Pages):
@@ -154,13 +149,15 @@ def main() -> None:
         except Unreadable as problem:
             answer("unreadable", problem.where, problem.reason, str(problem))
         except OSError as error:
-            answer("unreadable", str(path), NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+            answer(
+                "unreadable", str(path), Reason.NOT_OPENED, f"{path}: {error.strerror or first_line(error)}"
+            )
         except MemoryError:
             message = f"{path}: reading takes over {MOST_MEMORY >> 30} GiB of memory"
-            answer("unreadable", str(path), TOO_LONG, message)
+            answer("unreadable", str(path), Reason.TOO_LONG, message)
         except Exception as error:  # libraries raise errors of many classes
             message = f"{path} cannot be read ({shortened(first_line(error))})"
-            answer("unreadable", str(path), DAMAGED, message)
+            answer("unreadable", str(path), Reason.DAMAGED, message)
         answer("end")
 
 

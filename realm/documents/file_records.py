@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from realm.documents.child_process import ReaderProcess
-from realm.documents.formats.records import DAMAGED, NOT_OPENED, Limits, Reader, Record, Unreadable
+from realm.documents.formats.records import Limits, Reader, Reason, Record, Unreadable
 from realm.documents.remote import copied, public_address
 from realm.documents.sources import RemoteFile, SourceFile
 from realm.errors import RealmError, first_line, shortened
@@ -60,9 +60,9 @@ def _opened(
     except RealmError:  # an error of the installation, not of a file
         raise
     except OSError as error:
-        yield Unreadable(path, NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
+        yield Unreadable(path, Reason.NOT_OPENED, f"{path}: {error.strerror or first_line(error)}")
     except Exception as error:  # libraries raise errors of many classes
-        yield Unreadable(path, DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
+        yield Unreadable(path, Reason.DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
 
 
 def _with_file(one: Record, path: Path) -> Record:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from realm.documents.formats.records import NEAR_DUPLICATE, Unreadable
+from realm.documents.formats.records import Reason, Unreadable
 from realm.documents.reading import ReadingReport
 from realm.errors import InputError
 from realm.text.corpus import Document
@@ -51,7 +51,7 @@ def without_near_duplicates(
                 report.leave_out(
                     Unreadable(
                         document.id,
-                        NEAR_DUPLICATE,
+                        Reason.NEAR_DUPLICATE,
                         f"{document.id}: similarity of about {best[0]:.2f} to {best[1]}",
                     )
                 )

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from realm.documents.child_process import ReaderProcess
 from realm.documents.file_records import records_of_file
-from realm.documents.formats.records import NOT_INSTALLED, NOT_OPENED, Limits, Record, Unreadable
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.sources import RemoteFile, SourceFile
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
@@ -175,7 +175,7 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
             return
         ones = records_of_file(file, limits, child)
         first = next(ones, None)
-        if isinstance(first, Unreadable) and first.reason in (NOT_OPENED, NOT_INSTALLED):
+        if isinstance(first, Unreadable) and first.reason in (Reason.NOT_OPENED, Reason.NOT_INSTALLED):
             yield Left(file)  # the machine of the command may have the right to read, or the library
         elif first is not None:
             yield first

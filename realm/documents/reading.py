@@ -18,10 +18,8 @@ from typing import Any, NamedTuple
 from realm.documents.file_records import records_of
 from realm.documents.formats.records import (
     EXPECTED,
-    FIELDS,
-    SAME_ID,
-    TOO_LONG,
     Limits,
+    Reason,
     Record,
     Unreadable,
     printable,
@@ -167,7 +165,7 @@ def documents_of(
     read = (
         record(f"record {number}", one)
         if isinstance(one, Mapping)
-        else Unreadable(f"record {number}", FIELDS, f"record {number} is {shown(one)}, not a mapping")
+        else Unreadable(f"record {number}", Reason.FIELDS, f"record {number} is {shown(one)}, not a mapping")
         for number, one in enumerate(records, start=1)
     )
     return _documents(read, Limits(max_document_chars), None)
@@ -244,8 +242,8 @@ def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
     if len(one.text) > limits.document_chars:
         over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
         message = f"{over}: split it, or raise max_document_chars"
-        return Unreadable(one.where, TOO_LONG, f"{one.where}: {message}")
+        return Unreadable(one.where, Reason.TOO_LONG, f"{one.where}: {message}")
     if one.id is not None and used.get(key_of(one.id)) is not None:
         message = f"a second document with the id {shown(one.id)}: ids must differ"
-        return Unreadable(one.where, SAME_ID, f"{one.where}: {message}")
+        return Unreadable(one.where, Reason.SAME_ID, f"{one.where}: {message}")
     return None

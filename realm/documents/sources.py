@@ -12,16 +12,7 @@ from realm.documents import child_process
 from realm.documents.demo_corpora import packaged
 from realm.documents.formats.compressed import COMPRESSIONS, uncompressed
 from realm.documents.formats.json_lines import json_lines
-from realm.documents.formats.records import (
-    LINK,
-    NAME,
-    NOT_OPENED,
-    SURROGATE,
-    TYPE,
-    Reader,
-    Unreadable,
-    printable,
-)
+from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadable, printable
 from realm.documents.formats.tables import tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
@@ -112,7 +103,7 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
         else:
             where = public_address(address)
             kind = _kind(path) or "a file without an extension"
-            found.append(Unreadable(where, TYPE, f"{where}: {kind} cannot be read, only {_READ}"))
+            found.append(Unreadable(where, Reason.TYPE, f"{where}: {kind} cannot be read, only {_READ}"))
     if not any(isinstance(one, RemoteFile) for one in found):
         raise InputError(str(found[0]))
     return found
@@ -123,7 +114,7 @@ def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
     left = but.resolve() if but is not None else None
 
     def not_opened(error: OSError) -> None:
-        found.append(Unreadable(error.filename, NOT_OPENED, f"{error.filename}: {error.strerror}"))
+        found.append(Unreadable(error.filename, Reason.NOT_OPENED, f"{error.filename}: {error.strerror}"))
 
     for parent, folders, names in os.walk(folder, onerror=not_opened):
         folders[:] = sorted(
@@ -131,9 +122,11 @@ def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
         )
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # the link may lead to a folder that contains the link
-                found.append(Unreadable(path, LINK, f"{path}: links to folders are not followed"))
+                found.append(Unreadable(path, Reason.LINK, f"{path}: links to folders are not followed"))
         found += [_file(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
-    passed = [one for one in found if isinstance(one, Unreadable) and one.reason in (TYPE, LINK)]
+    passed = [
+        one for one in found if isinstance(one, Unreadable) and one.reason in (Reason.TYPE, Reason.LINK)
+    ]
     if len(passed) == len(found):
         others = count_kinds(passed)
         has = f"has {others}, and no" if others else "is empty: it needs"
@@ -143,17 +136,21 @@ def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
 
 def _file(path: Path) -> SourceFile:
     if path.name.startswith("~$"):
-        return Unreadable(path, TYPE, f"{path} is a lock file of an office program, and contains no text")
+        return Unreadable(
+            path, Reason.TYPE, f"{path} is a lock file of an office program, and contains no text"
+        )
     if not _is_read(path):
         kind = _kind(path) or "a file without an extension"
-        return Unreadable(path, TYPE, f"{path}: {kind} cannot be read, only {_READ}")
+        return Unreadable(path, Reason.TYPE, f"{path}: {kind} cannot be read, only {_READ}")
     if SURROGATE.search(str(path)):  # the name becomes the id and the title, which are stored in UTF-8
-        return Unreadable(path, NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename the file")
+        return Unreadable(
+            path, Reason.NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename the file"
+        )
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe may never end
-            return Unreadable(path, NOT_OPENED, f"{path} is not a regular file")
+            return Unreadable(path, Reason.NOT_OPENED, f"{path} is not a regular file")
     except OSError as error:
-        return Unreadable(path, NOT_OPENED, f"{path}: {error.strerror}")
+        return Unreadable(path, Reason.NOT_OPENED, f"{path}: {error.strerror}")
     return _reader_of(path), path
 
 
@@ -168,10 +165,7 @@ _TEXT_FORMATS: dict[str, Reader | None] = {
     ".warc": warc,
 }
 """Extension -> reader. Files of these formats may be compressed."""
-_FORMATS = {
-    **_TEXT_FORMATS,
-    **dict.fromkeys(child_process.MODULES),
-}
+_FORMATS = {**_TEXT_FORMATS, **dict.fromkeys(child_process.MODULES)}
 """Extension -> reader of files that are not compressed; None: `child_process` reads the file."""
 _COMPRESSED = {
     **_TEXT_FORMATS,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from realm.errors import DamagedError
 from realm.model.cpu.threads import thread_map
-from realm.model.device import Precision
+from realm.model.device import DeviceConfig
 from realm.model.embedder import Tower
 from realm.model.folder import Model
 from realm.model.modes import evaluating
@@ -33,15 +33,13 @@ BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class IndexConfig(EngineConfig):
-    """Settings of `realm index`."""
+class IndexConfig(DeviceConfig, EngineConfig):
+    """Settings of `realm index`. Vectors are stored as float16 in any precision."""
 
     device: str = "auto"
     """"auto": a GPU if there is one, else the CPU; or any torch device; or several devices, "cuda:0,cuda:1", each with its own
     process and an even share of the passages. On a Ray cluster: "cpu", or "auto", which uses the GPUs of the cluster, or its
     cores if the cluster has no GPUs."""
-    precision: Precision = "auto"
-    """Precision of matrix products; vectors are stored as float16 in any case."""
     threads: int = 0
     """CPU threads of each process; 0: torch's default. Processes on a Ray cluster have one thread."""
 
@@ -156,11 +154,7 @@ def _embed(
         batches = [batch for batch in batches if not there[batch].all()]
     done, one_at_a_time = count - sum(map(len, batches)), threading.Lock()
     bar = progress(
-        total=count,
-        description=description or "",
-        unit="passage",
-        done=done,
-        shown=description is not None,
+        total=count, description=description or "", unit="passage", done=done, shown=description is not None
     )
 
     def embed(batch: np.ndarray) -> None:

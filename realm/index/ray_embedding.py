@@ -51,7 +51,9 @@ def embed_on_ray(
             missing_M = np.setdiff1d(missing_M, number_n)
         done = len(kb) - len(missing_M)
         chunks = [missing_M[start : start + CHUNK] for start in range(0, len(missing_M), CHUNK)]
-        prepare = partial(_prepare, kb.folder.absolute(), kb.fingerprint, _everywhere(model_path), config)
+        # On the other machines, the folder of a model is found only by an absolute path.
+        model_name = str(Path(model_path).absolute()) if Path(model_path).exists() else model_path
+        prepare = partial(_prepare, kb.folder.absolute(), kb.fingerprint, model_name, config)
         gpus = config.device != "cpu"
         found = map_on_ray(prepare, iter(chunks), config.ray_address, prefer_gpus=gpus)
         bar = progress(
@@ -67,11 +69,6 @@ def embed_on_ray(
                 if report_done is not None:
                     report_done(done)
     return vectors_ND
-
-
-def _everywhere(model_path: str) -> str:
-    """The path of a model folder as an absolute path; other names of models are not changed."""
-    return str(Path(model_path).absolute()) if Path(model_path).exists() else model_path
 
 
 def _prepare(

@@ -11,6 +11,7 @@ Reading blocks needs about 30 bytes of memory per block, and memory for `BLOCKS_
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -239,32 +240,22 @@ def _repeated(records: BlockRecords) -> np.ndarray:
 def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> Iterator[pa.RecordBatch]:
     """Rows of untokenized passages."""
     rows: list[Row] = []
-    for row in _tagged(documents, tagger) if tagger else _untagged(documents):
-        rows.append(row)
-        if len(rows) == 1024:
-            yield from row_batches(rows, None, 1024)
-            bar.update(len(rows))
-            rows.clear()
+    untagged = ((one, Annotations(((0, len(one.text)),) if one.text else (), ())) for one in documents)
+    tagging: AbstractContextManager[Iterator[tuple[Document, Annotations]]] = (
+        annotated(documents, tagger) if tagger else nullcontext(untagged)
+    )
+    with tagging as found:
+        for document, (sentences, spans) in found:
+            title, text, name, *_ = document
+            passage = Passage(passage_id(title, text), name, title, text, sentences, spans)
+            rows += rows_of(document, [passage], [passage])
+            if len(rows) == 1024:
+                yield from row_batches(rows, None, 1024)
+                bar.update(len(rows))
+                rows.clear()
     if rows:
         yield from row_batches(rows, None, 1024)
         bar.update(len(rows))
-
-
-def _untagged(documents: Iterable[Document]) -> Iterator[Row]:
-    for document in documents:
-        yield _row(document, Annotations(((0, len(document.text)),) if document.text else (), ()))
-
-
-def _tagged(documents: Iterable[Document], tagger: Tagger) -> Iterator[Row]:
-    with annotated(documents, tagger) as found:
-        for document, annotations in found:
-            yield _row(document, annotations)
-
-
-def _row(document: Document, annotations: Annotations) -> Row:
-    title, text, name, *_ = document
-    passage = Passage(passage_id(title, text), name, title, text, annotations.sentences, annotations.spans)
-    return rows_of(document, [passage], [passage])[0]
 
 
 def _save(model: Model, folder: Path) -> None:

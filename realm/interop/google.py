@@ -56,7 +56,10 @@ def read_variables(prefix: Path) -> dict[str, Tensor]:
         InputError: as in `read_bundle`, or if the checkpoint contains no BERT.
     """
     found = read_bundle(prefix, lambda name: not _OPTIMIZER.search(name))
-    tensors = {huggingface_name(name): _as_published(name, value) for name, value in found.items()}
+    tensors = {
+        huggingface_name(name): value.t() if name.endswith("/kernel") and value.dim() == 2 else value
+        for name, value in found.items()
+    }
     if not any(name.endswith(WORDS) and value.dim() == 2 for name, value in tensors.items()):
         raise InputError(
             f"{prefix} contains no BERT; its variables are {', '.join(sorted(found)[:2]) or 'none'} ..."
@@ -83,10 +86,6 @@ def huggingface_name(name: str) -> str:
     *path, leaf = re.sub(r"\blayer_(\d+)/", r"layer.\1/", name).replace("/", ".").split(".")
     leaf = f"{leaf}.weight" if leaf.endswith("_embeddings") else LEAVES.get(leaf, leaf)
     return ".".join([*path, leaf])
-
-
-def _as_published(name: str, value: Tensor) -> Tensor:
-    return value.t() if name.endswith("/kernel") and value.dim() == 2 else value
 
 
 def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:

@@ -35,13 +35,7 @@ class SharedJson(TypedDict):
 
 
 def share(
-    model: str,
-    kb: str | None,
-    name: str,
-    licence: str,
-    data: str,
-    numbers: Mapping[str, Any],
-    public: bool,
+    model: str, kb: str | None, name: str, licence: str, data: str, numbers: Mapping[str, Any], public: bool
 ) -> SharedJson:
     """Uploads a model to the repository `name` of the hub, which is created if it does not exist, in one commit.
 

@@ -117,7 +117,8 @@ def convert(
     query = parts.query or towers.query
     passage = towers.passage or parts.passage
     if reader is None:
-        reader = _reader_of_embedder(checkpoint, sizes, used)
+        prefix = "embedder." if checkpoint.kind == "scorer" else ""
+        reader = _masked_reader(checkpoint, prefix, sizes, used)
         trained.discard("reader")
         notes.append(
             "the masked-LM reader is the encoder of the embedder: give an --encoder, or train one with `realm mlm`"
@@ -186,7 +187,9 @@ def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = 
         case "scorer":
             passage = _tower(checkpoint, "embedder.", sizes, used)
             query = _tower(checkpoint, "query_embedder.", sizes, used)
-            return Parts(passage if _equal(query, passage) else query, passage)
+            theirs = passage.state_dict()
+            same = all(torch.equal(value, theirs[name]) for name, value in query.state_dict().items())
+            return Parts(passage if same else query, passage)
         case "encoder":
             return Parts(reader=_masked_reader(checkpoint, "", sizes, used))
         case "reader":
@@ -218,10 +221,6 @@ def _span_reader(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used:
     )
     reader = SpanReader(Bert(encoder), config=spans)
     return _filled(reader, SPAN_READER, checkpoint, prefix, used)
-
-
-def _reader_of_embedder(checkpoint: Checkpoint, encoder: BertConfig, used: set[str]) -> MaskedReader:
-    return _masked_reader(checkpoint, "embedder." if checkpoint.kind == "scorer" else "", encoder, used)
 
 
 def _filled(
@@ -270,11 +269,6 @@ def _check_fits(
             )
     if other.tokenizer().vocabulary() != tokenizer.vocabulary():
         raise InputError(f"{other.name} and {checkpoint.name} have different vocabularies")
-
-
-def _equal(one: Tower, other: Tower) -> bool:
-    mine, theirs = one.state_dict(), other.state_dict()
-    return all(torch.equal(value, theirs[name]) for name, value in mine.items())
 
 
 def _untrained(reader: SpanReader) -> bool:

@@ -16,16 +16,13 @@ from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.question_sets import ask, evaluate_retrieval
 from realm.qa.scoring.evaluation import Report
-from realm.qa.scoring.significance import PairedDifference, paired_bootstrap, paired_difference, percent
-
-
-class MeanDifference(TypedDict):
-    """Mean of model a minus mean of model b in points, the 95 % interval, and p of the paired bootstrap."""
-
-    points: float
-    low: float
-    high: float
-    p: float
+from realm.qa.scoring.significance import (
+    MeanDifference,
+    PairedDifference,
+    paired_bootstrap,
+    paired_difference,
+    percent,
+)
 
 
 class Disagreement(TypedDict):
@@ -109,12 +106,7 @@ def compare_models(questions: Sequence[Question], a: Asked, b: Asked, most: int 
                 )
     a_N, b_N = a.report.first_hit_N, b.report.first_hit_N
     for k in (1, 5, 20):
-        add(
-            f"recall@{k}",
-            (a_N >= 1) & (a_N <= k),
-            (b_N >= 1) & (b_N <= k),
-            paired_difference(a_N, b_N, k=k),
-        )
+        add(f"recall@{k}", (a_N >= 1) & (a_N <= k), (b_N >= 1) & (b_N <= k), paired_difference(a_N, b_N, k=k))
     reciprocal_a_N, reciprocal_b_N = _reciprocal(a_N), _reciprocal(b_N)
     add("mrr", reciprocal_a_N, reciprocal_b_N, _mean_difference(reciprocal_a_N, reciprocal_b_N))
     return found
@@ -149,12 +141,8 @@ def compare_rankings(collection: Collection, a: RankingReport, b: RankingReport)
 
 def _mean_difference(a_N: np.ndarray, b_N: np.ndarray) -> MeanDifference:
     found = paired_bootstrap(100 * np.asarray(a_N, dtype=float), 100 * np.asarray(b_N, dtype=float))
-    return {
-        "points": round(found.mean, 2),
-        "low": round(found.low, 2),
-        "high": round(found.high, 2),
-        "p": found.p,
-    }
+    points, low, high = (round(value, 2) for value in found[:3])
+    return {"points": points, "low": low, "high": high, "p": found.p}
 
 
 def lines(compared: ComparedJson | ComparedRankingsJson, a: str, b: str) -> list[str]:

@@ -3,6 +3,7 @@
 import ctypes
 import platform
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -15,6 +16,16 @@ Precision = Literal["auto", "bf16", "fp32"]
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Constants of glibc's malloc.h."""
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Settings of where, and how precisely, a command computes."""
+
+    device: str = "auto"
+    """"auto": a GPU if the machine has one, else the CPU. Any torch device can be given."""
+    precision: Precision = "auto"
+    """Precision of matrix products; weights, norms and losses stay float32."""
 
 
 def choose_device(name: str) -> torch.device:

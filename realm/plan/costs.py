@@ -38,9 +38,7 @@ class Work:
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
-            self.flop + other.flop,
-            self.traffic + other.traffic,
-            self.host_seconds + other.host_seconds,
+            self.flop + other.flop, self.traffic + other.traffic, self.host_seconds + other.host_seconds
         )
 
     def times(self, factor: float) -> "Work":

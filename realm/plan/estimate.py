@@ -217,8 +217,6 @@ class Plan:
             return Work(2 * self.corpus.passages * self._encoder.hidden_size * self._embedder.dim)
         return tower_work(self._encoder, self._embedder, self.corpus.passages, self._passage)
 
-    # -- the stages -----------------------------------------------------------------------------------------------
-
     def _share(self, config: RunConfig, devices: int) -> _Share:
         """The work of one device in a step, if `devices` devices share the batch."""
         match config:

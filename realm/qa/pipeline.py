@@ -23,7 +23,7 @@ from realm.errors import InputError
 from realm.index.versions import APPROXIMATE, EXACT, IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.modes import evaluating
 from realm.model.scores import scores
@@ -44,9 +44,10 @@ NEEDS_READER = "the model has no span reader: train one with `realm finetune`"
 
 
 @dataclass(frozen=True)
-class AnswerConfig:
+class AnswerConfig(DeviceConfig):
     """Settings for answering questions."""
 
+    precision: Precision = "fp32"
     read: int = 5
     """Passages read per question (paper: 5)."""
     reader: str | None = None
@@ -57,10 +58,6 @@ class AnswerConfig:
     """Number of distinct answers returned."""
     threshold: float | None = None
     """Probability below which an answer is a guess; None: the threshold of the calibration, or 0 without one."""
-    device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Precision = "fp32"
-    """Precision of matrix products."""
     mapped_index: bool = False
     """True: the vectors stay in a file that is mapped into memory, for indexes larger than memory."""
     search: str = EXACT

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import tee
 from pathlib import Path
-from typing import TypedDict
 
 from realm.errors import InputError, shown
 from realm.files import write_json_lines
@@ -18,24 +17,9 @@ DEPTH = 100
 """Largest number of retrieved passages that a prediction lists, and the largest k of recall@k."""
 
 
-class PredictionJson(TypedDict):
-    """A line of a predictions file."""
-
-    id: str
-    question: str
-    answer: str
-    score: float
-    passage_id: str
-    start: int
-    end: int
-    passages: list[str]
-    read: int
-    ms: float
-
-
 @dataclass(frozen=True)
 class Prediction:
-    """The best answer of a system to one question, with its evidence."""
+    """The best answer of a system to one question, with its evidence: a line of a predictions file."""
 
     id: str
     """Id of the question in its file."""
@@ -57,14 +41,11 @@ class Prediction:
     ms: float = 0.0
     """Time for the question in milliseconds; if questions are answered in batches, the mean of the batch."""
 
-    def to_json(self) -> PredictionJson:
-        return {**asdict(self), "passages": list(self.passages)}  # type: ignore[typeddict-item]
-
 
 def write_predictions(path: Path, predictions: Iterable[Prediction]) -> None:
     """Writes a predictions file; the file appears when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json_lines(path, (one.to_json() for one in predictions))
+    write_json_lines(path, (asdict(one) for one in predictions))
 
 
 def read_predictions(path: str | Path) -> list[Prediction]:

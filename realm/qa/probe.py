@@ -8,7 +8,7 @@ Axis letters: B queries, K candidates with the null passage, M masked tokens, D 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -20,7 +20,7 @@ from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, holds, repeats_text
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, autocast, choose_device
 from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
@@ -33,24 +33,18 @@ from realm.tokens.layouts import NULL_PASSAGE
 
 
 @dataclass(frozen=True)
-class ProbeConfig:
+class ProbeConfig(DeviceConfig):
     """Settings of the probe."""
 
     queries: int = 2000
     """Largest number of probe queries for recall."""
     read: int = 256
     """Number of these queries that the reader reads."""
-    device: str = "auto"
-    """"auto": a GPU when there is one, else the CPU; or any torch device."""
-    precision: Precision = "auto"
-    """Precision of matrix products."""
 
 
-@dataclass(frozen=True)
-class ReadingReport:
-    """Quality of the predictions of the reader with retrieved passages, on `n` probe queries."""
+class ReadingJson(TypedDict):
+    """Quality of the predictions of the reader with retrieved passages."""
 
-    n: int
     span_accuracy: float
     """Percentage of spans of which every wordpiece is predicted; probabilities are marginalised over the candidates."""
     span_accuracy_without: float
@@ -61,16 +55,6 @@ class ReadingReport:
     """Mean p(z|x) of the null passage among the candidates."""
     positive_gap: float
     """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span."""
-
-
-class ReadingJson(TypedDict):
-    """The fields of `ReadingReport` except `n`."""
-
-    span_accuracy: float
-    span_accuracy_without: float
-    retrieval_utility: float
-    null_probability: float
-    positive_gap: float
 
 
 class ProbeJson(ReadingJson):
@@ -102,7 +86,7 @@ class ProbeReport:
 
     n: int
     recall: dict[int, float]
-    reading: ReadingReport
+    reading: ReadingJson
     ranks: np.ndarray
     """Rank of the first positive of each query (`first_positives`), for paired tests."""
     passages: list[str]
@@ -110,7 +94,7 @@ class ProbeReport:
 
     def as_dict(self) -> ProbeJson:
         """The report as JSON, with rounded numbers."""
-        reading = {name: round(value, 3) for name, value in asdict(self.reading).items() if name != "n"}
+        reading = {name: round(value, 3) for name, value in self.reading.items()}  # type: ignore[call-overload]
         recall = {str(k): round(v, 2) for k, v in self.recall.items()}
         return {"n": self.n, "recall": recall, **reading}  # type: ignore[typeddict-item]
 
@@ -173,7 +157,7 @@ def read_queries(
     *,
     candidates: int = 8,
     at_once: int = 16,
-) -> ReadingReport:
+) -> ReadingJson:
     """Predicts the span of each query from its candidates, up to two of which are injected positives, and without passages."""
     rule = CandidateRule(candidates, same_corpus=True, injected=2)
     right_with: list[bool] = []
@@ -213,15 +197,13 @@ def read_queries(
                 for column, number in enumerate(chosen.number_BK[row][1:], start=1):
                     gains[holds(tokens.body.row(number), query.targets)].append(gain_BK[row][column])
             bar.update(len(part))
-    count = max(1, len(queries))
-    return ReadingReport(
-        n=len(queries),
-        span_accuracy=100 * _mean(right_with),
-        span_accuracy_without=100 * _mean(right_without),
-        retrieval_utility=utility / max(1, pieces),
-        null_probability=null / count,
-        positive_gap=_mean(gains[True]) - _mean(gains[False]),
-    )
+    return {
+        "span_accuracy": 100 * _mean(right_with),
+        "span_accuracy_without": 100 * _mean(right_without),
+        "retrieval_utility": utility / max(1, pieces),
+        "null_probability": null / max(1, len(queries)),
+        "positive_gap": _mean(gains[True]) - _mean(gains[False]),
+    }
 
 
 def open_for_probe(kb: KnowledgeBase, model_path: str, device: str) -> tuple[Model, PassageIndex, SpanIndex]:

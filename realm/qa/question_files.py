@@ -247,7 +247,8 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
         raise InputError(f"{where}: the question {shown(question)} has no answers")
     if regex:
         for pattern in answers:
-            _check_pattern(pattern, where)
+            if problem := _pattern_problem(pattern):
+                raise InputError(f"{where}: {shown(pattern)} is no regular expression: {problem}")
     passage = _id(record.get("passage_id"), "passage id", where)
     document = _id(record.get("document_id"), "document id", where)
     return Question(
@@ -343,12 +344,6 @@ def _text(value: Any, name: str, where: str) -> str:
     except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which cannot be encoded
         raise InputError(f"{where}: {name} {shown(value)} has one half of a surrogate pair") from None
     return value
-
-
-def _check_pattern(pattern: str, where: str) -> None:
-    problem = _pattern_problem(pattern)
-    if problem is not None:
-        raise InputError(f"{where}: {shown(pattern)} is no regular expression: {problem}")
 
 
 def _pattern_problem(pattern: str) -> str | None:

@@ -361,10 +361,7 @@ def evaluate_retrieval(
 
 
 def _evaluate_passages(
-    kb: KnowledgeBase,
-    questions: Sequence[Question],
-    search: Search,
-    scoring: Scoring,
+    kb: KnowledgeBase, questions: Sequence[Question], search: Search, scoring: Scoring
 ) -> evaluation.Report:
     texts: list[list[str]] = []
     titles: list[list[str]] = []

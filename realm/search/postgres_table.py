@@ -148,7 +148,7 @@ def upload(kb: KnowledgeBase, vectors: Vectors, address: Address, replace_table:
         if not is_alone:
             raise ConflictError(f"another process uploads to {address.shown}: wait until it has ended")
         found = table.contents()
-        if found is None or not _same_vectors(found, target):
+        if found is None or (found.model, found.dim, found.bits) != (target.model, target.dim, target.bits):
             if found is not None and not replace_table:
                 raise InputError(
                     f"{address.shown} has vectors of the model {found.model}, not {target.model}: give another table, or "
@@ -157,10 +157,6 @@ def upload(kb: KnowledgeBase, vectors: Vectors, address: Address, replace_table:
             table.create(target, anew=found is not None)
         added, removed = _bring_up_to_date(table, kb, vectors, target)
     return {"table": address.shown, "passages": len(kb), "added": added, "removed": removed}
-
-
-def _same_vectors(one: Contents, other: Contents) -> bool:
-    return (one.model, one.dim, one.bits) == (other.model, other.dim, other.bits)
 
 
 def _bring_up_to_date(

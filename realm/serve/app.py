@@ -43,8 +43,7 @@ from realm.serve.settings import (
     ServeConfig,
     Tokens,
 )
-from realm.text.corpus import Passage
-from realm.workspace.living import LivingKnowledge, Snapshot, UnknownDocument
+from realm.workspace.living import LivingKnowledge, UnknownDocument
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -277,12 +276,12 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
 
     folder = knowledge.folder.resolve()
     default = folder.with_name(f"{folder.name}.feedback.jsonl")
-    feedback_files = Feedback(Path(service.config.feedback or default), service.config.feedback_bytes)
+    feedback_files = Feedback(Path(service.config.feedback or default))
 
     @api.post("/feedback", response_model=schemas.FeedbackOut, dependencies=only_writers, responses=refused)
     async def feedback(body: schemas.FeedbackRequest) -> Response:
         """Stores whether an answer is right or wrong, or a better answer, as a line of a question file."""
-        passage = await _passage(knowledge.current, body.passage)
+        passage = await asyncio.to_thread(knowledge.current.passage, body.passage)
         given = (body.question, body.verdict, passage, body.start, body.end)
         return JSONResponse((await asyncio.to_thread(feedback_files.add, *given))._asdict())
 
@@ -404,14 +403,6 @@ def _corpus_name(kb: Path) -> str:
     folder = kb.resolve()
     name = (folder.parent.name if folder.name == "kb" else folder.name) or folder.name
     return os.fsencode(name).decode("utf-8", "replace")
-
-
-async def _passage(snapshot: Snapshot, id: str) -> Passage:
-    number = await asyncio.to_thread(snapshot.number_of, id)
-    if number is None:
-        raise HTTPException(404, f"no passage has the id {id!r}")
-    (found,) = await asyncio.to_thread(snapshot.kb.passages, [number])
-    return found
 
 
 def _check_limit(value: int, most: int, name: str) -> int:

@@ -53,11 +53,7 @@ class Client:
         self._token, self._timeout, self._patience = token, timeout, patience
 
     def answer(
-        self,
-        question: str,
-        method: Method | None = None,
-        top_k: int | None = None,
-        where: str | None = None,
+        self, question: str, method: Method | None = None, top_k: int | None = None, where: str | None = None
     ) -> Answers:
         """The answers to a question, from the `top_k` best passages. If `top_k` is None, the default of the server is used.
 

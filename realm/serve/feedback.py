@@ -21,6 +21,8 @@ from realm.text.corpus import Passage
 Verdict = Literal["right", "wrong", "better"]
 MOST_ANSWER_CHARACTERS = 300
 """Largest length of an answer in characters."""
+MOST_BYTES = 4_194_304
+"""Largest size of a file of feedback in bytes."""
 
 
 class FeedbackLine(TypedDict):
@@ -53,8 +55,8 @@ class Stored(NamedTuple):
 class Feedback:
     """The two files of feedback. Each file is complete after each change."""
 
-    def __init__(self, file: Path, most_bytes: int):
-        self.file, self._most_bytes = file, most_bytes
+    def __init__(self, file: Path):
+        self.file = file
         self._lock = threading.Lock()
 
     def add(self, question: str, verdict: Verdict, passage: Passage, start: int, end: int) -> Stored:
@@ -100,10 +102,9 @@ class Feedback:
             start = added[: added.index(",")]  # `{"id": "..."`
             if any(one.startswith(start) for one in lines):
                 return Stored(line["id"], False)
-            if len(text.encode()) + len(added.encode()) + 1 > self._most_bytes:
+            if len(text.encode()) + len(added.encode()) + 1 > MOST_BYTES:
                 raise FeedbackFull(
-                    f"the file of feedback has reached {self._most_bytes:,} bytes: move {file.name} away, or raise "
-                    "feedback_bytes"
+                    f"the file of feedback has reached {MOST_BYTES:,} bytes: move {file.name} away"
                 )
             write_lines(file, [*lines, added])
         except (OSError, UnicodeError) as error:

@@ -15,7 +15,7 @@ from realm.serve.runs import State
 from realm.serve.settings import MOST_FIELDS
 from realm.store.fields.filters import BUILT_IN, LONGEST_FILTER
 from realm.text.fields import LONGEST_NAME, LONGEST_VALUE, RESERVED, clean_fields
-from realm.workspace.living import Snapshot, UnknownPassage
+from realm.workspace.living import Snapshot
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
 Filter = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_FILTER, pattern=r"\S")]
@@ -236,16 +236,19 @@ class AnswersOut(AnswersJson):
     __pydantic_config__ = _example(_ANSWERS)  # type: ignore[misc]
 
 
-class HitOut(_Out):
-    """A retrieved passage."""
-
+class _PassageOut(_Out):
     id: str
     document: str
     title: str
     text: str
-    score: float
     fields: dict[str, Any]
     """Fields of the document."""
+
+
+class HitOut(_PassageOut):
+    """A retrieved passage."""
+
+    score: float
 
 
 class HitsOut(_Out):
@@ -276,15 +279,9 @@ class FilledOut(FilledJson):
     ms: dict[str, float]
 
 
-class WholePassageOut(_Out):
+class WholePassageOut(_PassageOut):
     """A passage, its document, and the ids of the previous and the next passage of this document."""
 
-    id: str
-    document: str
-    title: str
-    text: str
-    fields: dict[str, Any]
-    """Fields of the document."""
     previous: str | None
     next: str | None
 
@@ -451,10 +448,7 @@ def whole_passage_out(snapshot: Snapshot, id: str) -> dict[str, Any]:
     Raises:
         UnknownPassage: there is no passage with this id.
     """
-    number = snapshot.number_of(id)
-    if number is None:
-        raise UnknownPassage(f"no passage has the id {id!r}")
-    (found,) = snapshot.kb.passages([number])
+    found = snapshot.passage(id)
     family = [one.id for one in snapshot.passages_of(found.document_id)]
     place = family.index(found.id)
     return {

@@ -58,15 +58,13 @@ class ServeConfig(AnswerConfig):
     feedback: str = ""
     """File to which a writable server adds the feedback on answers. If empty, `KB.feedback.jsonl` beside the knowledge
     base `KB`."""
-    feedback_bytes: int = 4_194_304
-    """Largest size of the file of feedback, and of the file of rejected answers, in bytes."""
     hosts: tuple[str, ...] = ()
     """Accepted host names in addition to those of the server. If `hosts` is empty, and the address of the server is not a
     loopback address, all host names are accepted."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, read=1, answers=1, batch=1, queue=1, feedback_bytes=1)
+        at_least(self, read=1, answers=1, batch=1, queue=1)
         if self.seconds <= 0:
             raise ValueError(f"seconds is {self.seconds}: it must be above 0")
         if self.read > MOST_READ:

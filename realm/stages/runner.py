@@ -138,11 +138,7 @@ class Record:
             done = True
         finally:
             seconds = round(spent + time.monotonic() - started, 1)
-            self._stages[stage.name] = {
-                "command": _command_line(stage),
-                "seconds": seconds,
-                "done": done,
-            }
+            self._stages[stage.name] = {"command": _command_line(stage), "seconds": seconds, "done": done}
             costs: Costs = {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()}
             write_json(self._file, costs)
 

@@ -27,14 +27,7 @@ from realm.keys import Lookup, key_of
 from realm.progress import progress
 from realm.store.ingest import TABLE, annotated, one_text_per_id, rows_of, split, with_columns_of
 from realm.store.merged import Merged, change_merged, handed_over, originals, settle_merged
-from realm.store.schema import (
-    FIELDS_KEY,
-    Row,
-    fields_key_of,
-    row_batches,
-    state_of,
-    with_fields,
-)
+from realm.store.schema import FIELDS_KEY, Row, fields_key_of, row_batches, state_of, with_fields
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import check_newest, reading, replace_rows, take_rows, uncommitted, write_rows
 from realm.text.corpus import Document

@@ -42,14 +42,7 @@ from realm.store.fields.columns import column_name, kinds_of_fields
 from realm.store.fields.filters import CANNOT_CAST, explained, filter_sql, names_of_fields, refused
 from realm.store.ingest import TABLE, TOKENIZER, BuildResult, build, with_columns_of
 from realm.store.mapped_arrays import MAPPED
-from realm.store.merged import (
-    change_merged,
-    handed_over,
-    originals,
-    read_merged,
-    settle_merged,
-    write_merged,
-)
+from realm.store.merged import change_merged, handed_over, originals, read_merged, settle_merged, write_merged
 from realm.store.schema import (
     FIELDS,
     LINKS,

@@ -4,12 +4,13 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import lance
 
 from realm.errors import InputError, at_least
 from realm.settings import config_from
+from realm.text.corpus import PassagesConfig
 
 SETTINGS_KEY = b"realm"
 """Key of the settings in the metadata of the table's schema."""
@@ -30,7 +31,7 @@ _DECISIVE = (
 
 
 @dataclass(frozen=True)
-class KnowledgeBaseConfig:
+class KnowledgeBaseConfig(PassagesConfig):
     """Settings of `realm kb build`; saved in the knowledge base."""
 
     tokenizer: str = "package:realm-mini"
@@ -38,22 +39,10 @@ class KnowledgeBaseConfig:
     name is unknown."""
     passage_tokens: int = 288
     """Longest passage in wordpieces, including title and three special tokens (paper: 288)."""
-    tagger: str = "spacy:en_core_web_sm"
-    """Tagger that finds sentences and salient spans; "" for converted passages without tags."""
-    cut: Literal["sentences", "headings", "documents"] = "sentences"
-    """Where passages begin. "sentences": a passage has as many sentences as fit. "headings": a passage also begins at each
-    heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings. "documents": each document,
-    such as a record of JSON Lines, is one passage; models read only the first `passage_tokens` wordpieces of a longer
-    passage."""
-    passage_overlap: int = 0
-    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
-    repeated."""
     held_out: float = 0.03
     """Share of held-out passages: no training query is cut from them, and probes use them."""
     sources: tuple[str, ...] = ()
     """Sources of the documents, as given to the command."""
-    max_document_chars: int = 1_000_000
-    """Longest document in characters; longer documents are left out, because most of them are no text."""
     near_duplicates: float = 0.0
     """Smallest similarity to an earlier document, from 0 to 1, at which a document is left out as nearly equal; 0: all
     documents are kept (`realm.documents.near_duplicates`)."""
@@ -61,17 +50,13 @@ class KnowledgeBaseConfig:
     """Largest number of passages per commit; they are held in memory, and a killed build repeats them."""
 
     @property
-    def reads_headings(self) -> bool:
-        """Whether readers make sections of headings."""
-        return self.cut == "headings"
-
-    @property
     def later_tagger(self) -> str:
         """Tagger of documents that are added later."""
         return self.tagger or "rules"
 
     def __post_init__(self) -> None:
-        at_least(self, passage_tokens=16, passage_overlap=0, max_document_chars=1, commit_every=1)
+        super().__post_init__()
+        at_least(self, passage_tokens=16, commit_every=1)
         if self.passage_overlap > self.passage_tokens // 2:
             raise ValueError(
                 f"passage_overlap is {self.passage_overlap}: it must be at most half of passage_tokens, which is "

@@ -38,7 +38,6 @@ from realm.keys import Lookup
 from realm.settings import config_from
 from realm.store.tables.table import (
     commit,
-    committed,
     newest_version,
     open_table,
     reading,
@@ -218,11 +217,6 @@ def info_of(folder: Path, version: int | None = None) -> VectorsInfo | None:
 def newest(folder: Path) -> int | None:
     """Number of the newest version; None if there is no version."""
     return newest_version(folder / TABLE)
-
-
-def committed_at(folder: Path, version: int) -> float:
-    """Time of the commit of a version in seconds since 1970."""
-    return committed(folder / TABLE, version)
 
 
 def keep_versions(folder: Path, count: int, in_use: int | None = None) -> int:

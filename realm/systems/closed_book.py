@@ -31,7 +31,7 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import QuestionsRunConfig, generator
 
 NAME = "t5"
 IGNORED = -100
@@ -49,7 +49,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json")
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(QuestionsRunConfig):
     """Settings of `realm baseline t5` (published: 11 billion weights and Adafactor; here: AdamW)."""
 
     steps: int = 3000
@@ -62,15 +62,12 @@ class Config(RunConfig):
     """Published T5 checkpoint to start from: a hub name, such as google/t5-small-ssm, or a folder. The checkpoint must have the
     files config.json, model.safetensors and tokenizer.json. None: random weights, and the wordpieces of the knowledge base."""
     span_steps: int = 2000
-    """Steps on masked salient spans of the text (published: 100,000, after 1,000,000 steps on random spans)."""
+    """Steps on masked salient spans of the text (published: 100,000, after 1,000,000 steps on random spans). Dev questions are
+    evaluated only after these steps."""
     layers: int = 4
     """Number of layers of the encoder and of the decoder; not used with `init`."""
     width: int = 256
     """Width of the states; not used with `init`."""
-    dev_every: int = 500
-    """Steps between two evaluations on dev questions, during the training on questions; the best weights are kept."""
-    dev_questions: int = 500
-    """Number of dev questions in each evaluation."""
     CONSTANTS: ClassVar[Mapping[str, float]] = {
         "heads": HEADS,
         "input_tokens": INPUT_TOKENS,
@@ -87,9 +84,6 @@ class Config(RunConfig):
             raise ValueError(
                 f"width is {self.width}: it must be a multiple of {HEADS}, the number of attention heads"
             )
-
-
-# -- words ----------------------------------------------------------------------------------------------------------
 
 
 class Words(Protocol):
@@ -181,9 +175,6 @@ class PublishedWords:
 
     def save(self, folder: Path) -> None:
         self._tokenizer.save(str(folder / "tokenizer.json"))
-
-
-# -- examples -------------------------------------------------------------------------------------------------------
 
 
 class Example(NamedTuple):
@@ -290,9 +281,6 @@ def _matched(kb: KnowledgeBase, questions: Sequence[Question]) -> Iterator[tuple
         yield () if found is None else (found.group().strip(),)
 
 
-# -- the network ----------------------------------------------------------------------------------------------------
-
-
 def loss_of(network: Any, batch: Batch) -> Tensor:
     """Mean cross-entropy of the target tokens."""
     logits_BMV = network(
@@ -374,9 +362,6 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 best.evaluate()
         best.restore()
         return run.finish()
-
-
-# -- answering ------------------------------------------------------------------------------------------------------
 
 
 class ClosedBook:

@@ -34,7 +34,7 @@ from realm.systems.system import Best, Found, Ground, SystemModel, read_system, 
 from realm.systems.tfidf import Ranking, Token, tokens_of
 from realm.text.corpus import Passage
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import QuestionsRunConfig, generator
 
 NAME = "drqa"
 PAD, UNKNOWN = 0, 1
@@ -57,7 +57,7 @@ several places, the place with the most shared words is used."""
 
 
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(QuestionsRunConfig):
     """Settings of `realm baseline drqa` (published: GloVe vectors of width 300, Adamax, dropout 0.4)."""
 
     steps: int = 2000
@@ -72,19 +72,13 @@ class Config(RunConfig):
     """Width of the LSTM states in each direction (published: 128)."""
     layers: int = 3
     """Number of layers of both LSTMs; the states of all layers are concatenated (published: 3)."""
-    dev_every: int = 500
-    """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
-    """Number of dev questions in each evaluation."""
     CONSTANTS: ClassVar[Mapping[str, float]] = {
         "articles": ARTICLES,
         "matches": MATCHES,
         "words": VOCABULARY,
         "answer_words": ANSWER_WORDS,
     }
-
-
-# -- words ----------------------------------------------------------------------------------------------------------
 
 
 class Vocabulary:
@@ -113,9 +107,6 @@ class Vocabulary:
     @classmethod
     def load(cls, folder: Path) -> "Vocabulary":
         return cls(read_json(folder / WORDS))
-
-
-# -- the reader -----------------------------------------------------------------------------------------------------
 
 
 class Rows(NamedTuple):
@@ -222,9 +213,6 @@ def best_span(start_T: Tensor, end_T: Tensor) -> tuple[int, int, float]:
     return place // len(start_T), place % len(start_T), float(sum_TT.flatten()[place])
 
 
-# -- training -------------------------------------------------------------------------------------------------------
-
-
 class Example(NamedTuple):
     """A question, and a passage that contains an answer from word `first` to word `last`."""
 
@@ -286,13 +274,11 @@ def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Questio
         InputError: no passage of the best articles contains an answer.
     """
     examples = []
-    with progress(total=len(questions), description="find answers", unit="question") as bar:
-        for question in questions:
-            numbers = ranking.passages(question.question, ARTICLES)
-            found = [example_of(question, passage) for passage in kb.passages(numbers)]
-            best = sorted((one for one in found if one is not None), key=lambda one: -one[0])
-            examples += [example for _, example in best[:MATCHES]]
-            bar.update(1)
+    for question in progress(questions, total=len(questions), description="find answers", unit="question"):
+        numbers = ranking.passages(question.question, ARTICLES)
+        found = [example_of(question, passage) for passage in kb.passages(numbers)]
+        best = sorted((one for one in found if one is not None), key=lambda one: -one[0])
+        examples += [example for _, example in best[:MATCHES]]
     if not examples:
         raise InputError(
             f"no training question has an answer in the {ARTICLES} best articles for the question"
@@ -339,19 +325,10 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         return run.finish()
 
 
-# -- answering ------------------------------------------------------------------------------------------------------
-
-
 class DrQa:
     """The trained system, which reads all passages of the best articles."""
 
-    def __init__(
-        self,
-        kb: KnowledgeBase,
-        ranking: Ranking,
-        reader: Reader,
-        vocabulary: Vocabulary,
-    ):
+    def __init__(self, kb: KnowledgeBase, ranking: Ranking, reader: Reader, vocabulary: Vocabulary):
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
 
     def answer(self, questions: Sequence[str]) -> list[Found]:

@@ -88,9 +88,6 @@ class Config(EncoderSystemConfig):
             )
 
 
-# -- the reader -----------------------------------------------------------------------------------------------------
-
-
 class Fusion(nn.Module):
     """A layer that updates the state of each passage with the elementwise maximum of messages from its neighbours.
 
@@ -154,9 +151,6 @@ def marginal_loss(
     return torch.stack(losses).mean()
 
 
-# -- retrieval ------------------------------------------------------------------------------------------------------
-
-
 class Retrieval:
     """Retrieval of passages for questions: first the seeds, then the passages that the graph adds, ordered by BM25 score."""
 
@@ -178,9 +172,6 @@ class Retrieval:
         return chosen, list(dict.fromkeys([*chosen, *found]))
 
 
-# -- training -------------------------------------------------------------------------------------------------------
-
-
 class Example(NamedTuple):
     """A training question, its retrieved passages, and the places of answers in each passage.
 
@@ -193,10 +184,7 @@ class Example(NamedTuple):
 
 
 def examples_of(
-    kb: KnowledgeBase,
-    retrieval: Retrieval,
-    tokenizer: Tokenizer,
-    questions: Sequence[Question],
+    kb: KnowledgeBase, retrieval: Retrieval, tokenizer: Tokenizer, questions: Sequence[Question]
 ) -> list[Example]:
     """Examples for the questions that have an answer in a retrieved passage.
 
@@ -204,14 +192,12 @@ def examples_of(
         InputError: no question has an answer in a retrieved passage.
     """
     examples = []
-    with progress(total=len(questions), description="find answers", unit="question") as bar:
-        for question in questions:
-            numbers, _ = retrieval.ranking(question.question)
-            texts = [passage.text for passage in kb.passages(numbers)]
-            places = pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
-            if any(places):
-                examples.append(Example(question.question, numbers, places))
-            bar.update(1)
+    for question in progress(questions, total=len(questions), description="find answers", unit="question"):
+        numbers, _ = retrieval.ranking(question.question)
+        texts = [passage.text for passage in kb.passages(numbers)]
+        places = pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
+        if any(places):
+            examples.append(Example(question.question, numbers, places))
     if not examples:
         raise InputError("no training question has an answer in the passages retrieved for the question")
     return examples
@@ -259,11 +245,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
             read = system.read([one.question for one in batch], numbers)
             places = [
                 [
-                    (
-                        k,
-                        read.starts[row * most + k] + first,
-                        read.starts[row * most + k] + first + width,
-                    )
+                    (k, read.starts[row * most + k] + first, read.starts[row * most + k] + first + width)
                     for k, place in enumerate(own[:most])
                     for first, width in one.places[place]
                 ]
@@ -285,9 +267,6 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 best.evaluate()
         best.restore()
         return run.finish()
-
-
-# -- answering ------------------------------------------------------------------------------------------------------
 
 
 class Read(NamedTuple):

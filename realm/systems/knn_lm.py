@@ -29,7 +29,7 @@ from realm.masking.candidates import CandidateRule, choose_candidates, embed_que
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, each_span, repeats_text
 from realm.model.cpu.packed import states_at
-from realm.model.device import Precision, autocast
+from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import Model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
@@ -57,15 +57,11 @@ TEMPERATURES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 @dataclass(frozen=True)
-class KnnConfig:
+class KnnConfig(DeviceConfig):
     """Settings of `realm knn`."""
 
     queries: int = 2000
     """Largest number of masked sentences. Lambda and the temperature are chosen on half of these sentences."""
-    device: str = "auto"
-    """"auto": a GPU if there is one, else the CPU; or any torch device."""
-    precision: Precision = "auto"
-    """Precision of matrix products."""
 
     def __post_init__(self) -> None:
         at_least(self, queries=2)
@@ -104,9 +100,6 @@ class Datastore(NamedTuple):
     """float16."""
     value_N: np.ndarray
     passage_N: np.ndarray
-
-
-# -- the datastore --------------------------------------------------------------------------------------------------
 
 
 def open_datastore(
@@ -178,9 +171,6 @@ def mask_states(model: Model, queries: Sequence[MaskedQuery], precision: Precisi
     return transformed_PH.float()
 
 
-# -- neighbours -----------------------------------------------------------------------------------------------------
-
-
 class Neighbours(NamedTuple):
     """The nearest entries of each masked position, nearest first. If entries are missing, their distances are infinite."""
 
@@ -238,9 +228,6 @@ def knn_probability(found: Neighbours, temperature: float, vocabulary: int) -> T
     """p(w) computed from the neighbours -> [P, V]; all 0 for a position without neighbours."""
     share_PK = (-found.distance_PK / temperature).softmax(dim=1).nan_to_num()
     return torch.zeros(len(share_PK), vocabulary).scatter_add_(1, found.value_PK, share_PK)
-
-
-# -- measuring ------------------------------------------------------------------------------------------------------
 
 
 def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig) -> KnnJson:

@@ -175,11 +175,9 @@ class PassageGraph:
 def edges_of(kb: KnowledgeBase, articles: Articles, titles: Titles) -> tuple[np.ndarray, np.ndarray]:
     """`first_N` and `document_E` of a `PassageGraph`. Only one passage at a time is in memory. Shows a progress bar."""
     counts, documents = [], []
-    with progress(total=len(kb), description="graph", unit="passage") as bar:
-        for number, passage in enumerate(kb):
-            own = int(articles.document_N[number])
-            found = [one for one in dict.fromkeys(titles.named(passage)) if one != own]
-            counts.append(len(found))
-            documents.extend(found)
-            bar.update(1)
+    for number, passage in enumerate(progress(kb, total=len(kb), description="graph", unit="passage")):
+        own = int(articles.document_N[number])
+        found = [one for one in dict.fromkeys(titles.named(passage)) if one != own]
+        counts.append(len(found))
+        documents.extend(found)
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]), np.array(documents, dtype=np.int64)

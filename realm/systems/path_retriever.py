@@ -84,9 +84,6 @@ class Config(EncoderSystemConfig):
     }
 
 
-# -- training -------------------------------------------------------------------------------------------------------
-
-
 class Example(NamedTuple):
     """A training question with passages and paths.
 
@@ -111,22 +108,20 @@ def examples_of(
         InputError: no question has an answer in the best passages of BM25.
     """
     examples, retriever = [], Retriever(kb)
-    with progress(total=len(questions), description="find answers", unit="question") as bar:
-        for question in questions:
-            _, number_BK = retriever.search([question.question], SEEDS, "bm25", None)
-            numbers = [int(number) for number in number_BK[0] if number >= 0]
-            held = {place for place, spans in enumerate(_spans(kb, tokenizer, question, numbers)) if spans}
-            paths = [[place, END] for place in sorted(held)]
-            paths += [
-                [before, place, END]
-                for before, number in enumerate(numbers)
-                if before not in held
-                for place in sorted(held)
-                if numbers[place] in links_of(graph, number)
-            ]
-            if held:
-                examples.append(Example(question, numbers, held, paths))
-            bar.update(1)
+    for question in progress(questions, total=len(questions), description="find answers", unit="question"):
+        _, number_BK = retriever.search([question.question], SEEDS, "bm25", None)
+        numbers = [int(number) for number in number_BK[0] if number >= 0]
+        held = {place for place, spans in enumerate(_spans(kb, tokenizer, question, numbers)) if spans}
+        paths = [[place, END] for place in sorted(held)]
+        paths += [
+            [before, place, END]
+            for before, number in enumerate(numbers)
+            if before not in held
+            for place in sorted(held)
+            if numbers[place] in links_of(graph, number)
+        ]
+        if held:
+            examples.append(Example(question, numbers, held, paths))
     if not examples:
         raise InputError("no training question has an answer in the best passages of BM25 for the question")
     return examples
@@ -177,9 +172,6 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 best.evaluate()
         best.restore()
         return run.finish()
-
-
-# -- answering ------------------------------------------------------------------------------------------------------
 
 
 class PathRetriever:

@@ -42,7 +42,7 @@ from realm.settings import without_constants
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
 from realm.train.loop import BestWeights, TrainRun
-from realm.train.run_config import RunConfig
+from realm.train.run_config import QuestionsRunConfig, RunConfig
 
 SYSTEM, WEIGHTS = "system.json", "weights.safetensors"
 SYSTEMS: dict[str, str] = {
@@ -69,7 +69,7 @@ class Ground:
 
 
 @dataclass(frozen=True)
-class EncoderSystemConfig(RunConfig):
+class EncoderSystemConfig(QuestionsRunConfig):
     """Settings of a system that starts from the encoder of a model."""
 
     steps: int = 1000
@@ -79,9 +79,7 @@ class EncoderSystemConfig(RunConfig):
     learning_rate: float = 5e-5
     """Peak learning rate of the encoder."""
     dev_every: int = 250
-    """Steps between two evaluations on dev questions; the best weights are kept."""
     dev_questions: int = 200
-    """Number of dev questions in each evaluation."""
 
 
 class Found(NamedTuple):

@@ -71,13 +71,11 @@ class Tfidf(NamedTuple):
         """Counts the n-grams of all passages. The needed memory grows with the number of distinct n-grams in each document."""
         documents = articles.count
         entries, counts = [], []
-        with progress(total=len(kb), description="tf-idf", unit="passage") as bar:
-            for number, passage in enumerate(kb):
-                found = Counter(ngrams(f"{passage.title}\n{passage.text}"))
-                keys = np.fromiter(found.keys(), dtype=np.int64, count=len(found))
-                entries.append(keys * documents + articles.document_N[number])
-                counts.append(np.fromiter(found.values(), dtype=np.float32, count=len(found)))
-                bar.update(1)
+        for number, passage in enumerate(progress(kb, total=len(kb), description="tf-idf", unit="passage")):
+            found = Counter(ngrams(f"{passage.title}\n{passage.text}"))
+            keys = np.fromiter(found.keys(), dtype=np.int64, count=len(found))
+            entries.append(keys * documents + articles.document_N[number])
+            counts.append(np.fromiter(found.values(), dtype=np.float32, count=len(found)))
         entry_E, place = np.unique(np.concatenate(entries), return_inverse=True)
         tf_E = np.bincount(place, weights=np.concatenate(counts), minlength=len(entry_E))
         bin_E, document_E = entry_E // documents, (entry_E % documents).astype(np.int32)

@@ -8,13 +8,42 @@ import re
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from realm.errors import at_least
 from realm.text.fields import NO_FIELDS, Fields
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
+
+
+@dataclass(frozen=True)
+class PassagesConfig:
+    """How passages are made from documents."""
+
+    tagger: str = "spacy:en_core_web_sm"
+    """Tagger that finds sentences, names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only); "" for
+    converted passages without tags."""
+    cut: Literal["sentences", "headings", "documents"] = "sentences"
+    """Where passages begin. "sentences": a passage has as many sentences as fit. "headings": a passage also begins at each
+    heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings. "documents": each document,
+    such as a record of JSON Lines, is one passage; models read only the first `passage_tokens` wordpieces of a longer
+    passage."""
+    passage_overlap: int = 0
+    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
+    repeated."""
+    max_document_chars: int = 1_000_000
+    """Longest document in characters; longer documents are left out, because most of them are no text."""
+
+    @property
+    def reads_headings(self) -> bool:
+        """Whether readers make sections of headings."""
+        return self.cut == "headings"
+
+    def __post_init__(self) -> None:
+        at_least(self, passage_overlap=0, max_document_chars=1)
 
 
 class Link(NamedTuple):

@@ -49,7 +49,7 @@ from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train.examples import Examples
 from realm.train.loop import BestWeights, TrainRun
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
-from realm.train.run_config import RunConfig, generator
+from realm.train.run_config import QuestionsRunConfig, generator
 from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss
 
 NOT_THERE = -1e9
@@ -59,7 +59,7 @@ MOST_HARD = 0.8
 
 
 @dataclass(frozen=True)
-class FinetuneConfig(RunConfig):
+class FinetuneConfig(QuestionsRunConfig):
     """Settings of `realm finetune` (released code: batch 1, rate 1e-5, 5 passages read, 5,000 retrieved)."""
 
     batch_size: int = 8
@@ -116,9 +116,6 @@ class FinetuneConfig(RunConfig):
     whole_words: bool = True
     """Answers begin and end at word boundaries. False: anywhere (released code)."""
     dev_every: int = 200
-    """Steps between two evaluations on dev questions. The weights with the best exact match are kept."""
-    dev_questions: int = 500
-    """Dev questions in each evaluation."""
     update_passages: bool = False
     """The passage tower is trained too (paper: no). The new model then has an index of its own."""
     refresh: RefreshConfig = field(default_factory=RefreshConfig)

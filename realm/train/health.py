@@ -39,6 +39,8 @@ from realm.train.sharding import load_weights
 
 GATE_EVERY = 25
 """Steps between two measurements of the positive gap, as long as the gap is below the gate."""
+GATE_LIMIT = 500
+"""Steps after which the run ends if the positive gap is still below the gate."""
 PATIENCE = 3
 """Number of refused versions after which the retriever is no longer trained."""
 
@@ -49,8 +51,6 @@ class HealthConfig:
 
     gate: float = 2.0
     """The retriever is trained as soon as the positive gap, in nats, is at least this large. 0: from the first step."""
-    gate_limit: int = 500
-    """Steps after which the run ends if the positive gap is still below the gate."""
     margin: float = 2.0
     """An index version is refused if its recall@5 on the probe is more than this number of points below that of the first
     version. Negative: no version is refused."""
@@ -61,7 +61,11 @@ class HealthConfig:
     freshness_every: int = 0
     """Steps between two measurements of `candidate_freshness` that compare the version in use with a new index of the model
     that is being trained. 0: `candidate_freshness` is measured only when there is a new version."""
-    CONSTANTS: ClassVar[Mapping[str, int]] = {"gate_every": GATE_EVERY, "patience": PATIENCE}
+    CONSTANTS: ClassVar[Mapping[str, int]] = {
+        "gate_every": GATE_EVERY,
+        "gate_limit": GATE_LIMIT,
+        "patience": PATIENCE,
+    }
 
 
 class HealthWatch:
@@ -76,8 +80,10 @@ class HealthWatch:
         model: Model,
         run: TrainRun,
         questions: list[Question] | None,
+        gate_limit: int = GATE_LIMIT,
     ):
         self.config, self.kb, self.spans, self.model, self.run = config, kb, spans, model, run
+        self.gate_limit = gate_limit
         self.questions = questions or []
         self.queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
         self.state = run.state.setdefault("health", {})
@@ -154,7 +160,7 @@ class HealthWatch:
             return
         queries = self.queries[: self.config.read]
         with self.run.autocast():
-            report = read_queries(
+            reading = read_queries(
                 self.model,
                 queries,
                 self._embed(self.model)[: len(queries)],
@@ -162,15 +168,14 @@ class HealthWatch:
                 self.kb.tokens,
                 self.spans,
             )
-        self.run.log(
-            {"positive_gap": round(report.positive_gap, 4), "span_accuracy": round(report.span_accuracy, 2)}
-        )
+        gap = reading["positive_gap"]
+        self.run.log({"positive_gap": round(gap, 4), "span_accuracy": round(reading["span_accuracy"], 2)})
         if self.reader_ready:
             return
-        self.state["reader_ready"] = distributed.broadcast(report.positive_gap >= self.config.gate)
-        if not self.reader_ready and self.run.step >= self.config.gate_limit:
+        self.state["reader_ready"] = distributed.broadcast(gap >= self.config.gate)
+        if not self.reader_ready and self.run.step >= self.gate_limit:
             raise DivergedError(
-                f"the positive gap of the reader is {report.positive_gap:.2f} nats after {self.run.step} steps, but the gate "
+                f"the positive gap of the reader is {gap:.2f} nats after {self.run.step} steps, but the gate "
                 f"is {self.config.gate}: train the reader longer with `realm mlm`, or lower health.gate"
             )
 

@@ -6,9 +6,10 @@ from the passage in 9 of 10 cases, and stays in 1 of 10 cases, so that the retri
 Axis letters: B passages per batch, D embedding.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +26,9 @@ from realm.tokens.layouts import passage_inputs, query_inputs
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.run_config import RunConfig, generator
 
+REMOVAL = 0.9
+"""Share of sentences that are removed from their passage."""
+
 
 @dataclass(frozen=True)
 class IctConfig(RunConfig):
@@ -34,13 +38,12 @@ class IctConfig(RunConfig):
     """Passages per step. Each passage is a negative for the sentences of all other passages of the batch."""
     learning_rate: float = 1e-4
     """Peak learning rate of the embedder."""
-    removal: float = 0.9
-    """Share of sentences that are removed from their passage."""
     titled: float = 0.0
     """Share of sentences that begin with the title of their passage (paper: 0); with the title, a sentence names its subject,
     as a question does."""
     query_tokens: int = 0
     """Longest sentence in wordpieces, including special tokens (ORQA's code: 64). 0: the query length of the model."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {"removal": REMOVAL}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,7 +60,7 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
     kb.agree_on_held_out(model.held_out, init)
     tokens = kb.tokens
     passages = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
-    rule = ClozeRule(config.batch_size, config.removal, config.titled, config.query_tokens)
+    rule = ClozeRule(config.batch_size, titled=config.titled, query_tokens=config.query_tokens)
     names: StartedFrom = {"init": init, **kb.training_record}
     with TrainRun(
         "ict", out, config, model, {model.embedder: config.learning_rate}, names, shares=True
@@ -79,7 +82,7 @@ class ClozeRule(NamedTuple):
 
     size: int
     """Sentences of a batch; fewer if there are too few passages."""
-    removal: float = IctConfig.removal
+    removal: float = REMOVAL
     """Probability that a sentence is removed from the body of its passage."""
     titled: float = 0.0
     """Probability that the title of the passage is put before the sentence."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from realm.train.run_config import RunConfig
+from realm.train.run_config import LARGEST_NORM, WEIGHT_DECAY, RunConfig
 from realm.train.sharding import shard_as, whole_tensor
 
 BETAS, EPSILON = (0.9, 0.999), 1e-6
@@ -22,19 +22,17 @@ class Optimizer:
     def __init__(self, rates: Mapping[nn.Module, float], config: RunConfig):
         """`rates` maps each part that trains to its peak learning rate."""
         self._config = config
-        self.adamw = torch.optim.AdamW(
-            _groups(rates, config.weight_decay), betas=BETAS, eps=EPSILON, fused=True
-        )
+        self.adamw = torch.optim.AdamW(_groups(rates), betas=BETAS, eps=EPSILON, fused=True)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.adamw.param_groups for parameter in group["params"]]
 
     def clip(self) -> float:
-        """Scales all gradients down so that their global norm is at most `clip` -> the norm before."""
+        """Scales all gradients down so that their global norm is at most `LARGEST_NORM` -> the norm before."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = whole_tensor(nn.utils.get_total_norm(gradients))
-        nn.utils.clip_grads_with_norm_(self.parameters, self._config.clip, norm)
+        nn.utils.clip_grads_with_norm_(self.parameters, LARGEST_NORM, norm)
         return norm.item()
 
     def step(self, number: int) -> None:
@@ -95,14 +93,14 @@ class Optimizer:
                 self.adamw.state[parameter] = averages
 
 
-def _groups(rates: Mapping[nn.Module, float], weight_decay: float) -> Sequence[dict[str, Any]]:
+def _groups(rates: Mapping[nn.Module, float]) -> Sequence[dict[str, Any]]:
     """Two parameter groups per part: matrices have weight decay, vectors (biases, norms) have none."""
     groups = []
     for part, rate in rates.items():
         trained = [p for p in part.parameters() if p.requires_grad]
         for matrices in (True, False):
             parameters = [p for p in trained if (p.ndim > 1) == matrices]
-            decay = weight_decay if matrices else 0.0
+            decay = WEIGHT_DECAY if matrices else 0.0
             if parameters:
                 groups.append({"params": parameters, "base_lr": rate, "scale": 1.0, "weight_decay": decay})
     return groups

@@ -15,7 +15,7 @@ embedding, R queries for which the reader computes a gradient.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -53,7 +53,7 @@ from realm.qa.question_files import Question
 from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import Tokens
-from realm.train.health import HealthConfig, HealthWatch
+from realm.train.health import GATE_LIMIT, HealthConfig, HealthWatch
 from realm.train.ict import ClozeRule, cloze_vectors
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.refresh.cached_states import CachedPassageStates, cached_passage_states
@@ -193,8 +193,8 @@ def train(
         frozen = config.passage_encoder == "frozen"
         states = cached_passage_states(kb, model, run.folder, config.precision) if frozen else None
         # A reader that is not trained cannot improve, so the run ends at once if this reader does not pass the gate.
-        health = replace(config.health, gate_limit=0) if config.reader_gradient == "none" else config.health
-        watch = HealthWatch(health, kb, spans, model, run, questions)
+        limit = 0 if config.reader_gradient == "none" else GATE_LIMIT
+        watch = HealthWatch(config.health, kb, spans, model, run, questions, limit)
         version = refresher.build_initial(model, run.step, run.state.get("index"), states)
         run.after_checkpoint = lambda: refresher.prune(run.checkpointed("index"))
         watch.start(version, needs_reader=config.signal != "entity")
@@ -217,7 +217,8 @@ def train(
                 reader_loss = sampled_reader_loss(model.reader, batch, entries, config)
                 ict_loss = warm_start_loss(model, knowledge, known, rng, config)
             if not watch.reader_ready:  # the retriever is not trained until the reader uses passages
-                entries, ict_loss = entries.without_retriever(), ict_loss.detach()
+                entries = entries._replace(score_BE=entries.score_BE.detach())
+                ict_loss = ict_loss.detach()
             loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
             loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
@@ -282,10 +283,6 @@ class Entries(NamedTuple):
     read_BE: Tensor
     """Column of the candidate whose likelihood an entry has; -1 for the entry of the unretrieved passages, whose likelihood is
     assumed (`UNRETRIEVED_GAP`)."""
-
-    def without_retriever(self) -> "Entries":
-        """The same entries, but without gradient in the retriever."""
-        return self._replace(score_BE=self.score_BE.detach())
 
 
 def unretrieved_logsumexp(

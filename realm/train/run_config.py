@@ -1,15 +1,22 @@
 """Settings that all training stages share, and the random numbers of a step."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from realm.errors import at_least
-from realm.model.device import Precision
+from realm.model.device import DeviceConfig
+
+WEIGHT_DECAY = 0.01
+"""Decoupled weight decay of matrices; biases and norms have no weight decay."""
+LARGEST_NORM = 1.0
+"""Largest global gradient norm; larger gradients are scaled down."""
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(DeviceConfig):
     """Settings that all training stages share."""
 
     steps: int = 1000
@@ -20,10 +27,6 @@ class RunConfig:
     """Steps of linear warm-up. None: a tenth of `steps`, at least 100 and at most 10,000 (BERT's released rule)."""
     decay: bool = True
     """Linear decay of the learning rate to 0, measured from step 0 (BERT's rule). False: constant rate after warm-up."""
-    weight_decay: float = 0.01
-    """Decoupled weight decay of matrices; biases and norms have no weight decay."""
-    clip: float = 1.0
-    """Largest global gradient norm; larger gradients are scaled down."""
     bias_correction: bool = True
     """Adam's bias correction. False: no bias correction, as in BERT's released optimizer."""
     dropout: float = 0.1
@@ -37,10 +40,6 @@ class RunConfig:
     for one device. False: every process has all weights (DistributedDataParallel). No effect with one process."""
     seed: int = 0
     """Seed of all random numbers."""
-    device: str = "auto"
-    """"auto": a GPU if the machine has one, else the CPU. Any torch device can be given."""
-    precision: Precision = "auto"
-    """Precision of matrix products; weights, norms and losses stay float32."""
     log_every: int = 10
     """Steps per line of metrics.jsonl; a line has the means over these steps."""
     checkpoint_seconds: float = 60.0
@@ -48,6 +47,7 @@ class RunConfig:
     metrics.jsonl."""
     tensorboard: bool = False
     """Writes TensorBoard events beside metrics.jsonl (needs the package `tensorboard`)."""
+    CONSTANTS: ClassVar[Mapping[str, float]] = {"weight_decay": WEIGHT_DECAY, "clip": LARGEST_NORM}
 
     def __post_init__(self) -> None:
         at_least(self, steps=0, batch_size=1, log_every=1, cached_rows=0, seed=0)
@@ -55,6 +55,16 @@ class RunConfig:
             raise ValueError(f"dropout is {self.dropout}: it must be 0 or more, and less than 1")
         if self.seed >= 2**31:
             raise ValueError(f"seed is {self.seed}: it must be below {2**31}")
+
+
+@dataclass(frozen=True)
+class QuestionsRunConfig(RunConfig):
+    """Settings of all trainings on questions, in which the weights that are best on dev questions are kept."""
+
+    dev_every: int = 500
+    """Steps between two evaluations on dev questions."""
+    dev_questions: int = 500
+    """Number of dev questions in each evaluation."""
 
 
 def generator(*key: int) -> np.random.Generator:

@@ -132,12 +132,7 @@ class _Fit:
     """The steps of one fit."""
 
     def __init__(
-        self,
-        folder: Path,
-        sources: Sequence[str],
-        config: FitConfig,
-        start: Model,
-        seconds: dict[str, float],
+        self, folder: Path, sources: Sequence[str], config: FitConfig, start: Model, seconds: dict[str, float]
     ):
         self.folder, self.sources, self.config, self.start = folder, sources, config, start
         self.seconds = seconds
@@ -169,8 +164,6 @@ class _Fit:
         report = {**report, "stamp": stamped, "kb_version": version, "examples": examples}
         self._write(report)
         return report
-
-    # -- models ---------------------------------------------------------------------------------------------------
 
     def _put_start(self) -> bool:
         """Copies the start model into the workspace, unless the workspace has this model or one adapted from this model.
@@ -266,8 +259,6 @@ class _Fit:
     def _is_adapted(self) -> bool:
         """Whether the model of the workspace is an adapted model."""
         return any(stage["stage"] == "adapt" for stage in read_manifest(self.model)["stages"])
-
-    # -- report ---------------------------------------------------------------------------------------------------
 
     def _report(
         self, read: SourceDocuments, kb: KnowledgeBase, changes: Changes, same_start: bool

@@ -91,10 +91,7 @@ def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, descri
     index = complete_index(kb, model, path).index
     found: Ranks = {}
     total = len(queries.facts) + len(queries.questions)
-    with (
-        progress(total=total, description=description, unit="query") as bar,
-        autocast(model.device, "auto"),
-    ):
+    with progress(total=total, description=description, unit="query") as bar, autocast(model.device, "auto"):
         if queries.facts:
             query_BD = embed_queries(model, queries.facts)
             found["masked_facts"] = first_positives(queries.facts, query_BD, index, kb.tokens)

@@ -22,7 +22,7 @@ import numpy as np
 from realm.errors import InputError, RealmError
 from realm.index.versions import complete_index, index_folder
 from realm.interop.span_readers import take_reader
-from realm.keys import Lookup, key_of
+from realm.keys import key_of
 from realm.model.calibration import Method
 from realm.model.device import choose_device
 from realm.model.folder import load_model
@@ -84,14 +84,17 @@ class Snapshot:
     def documents(self) -> int:
         return len(np.unique(self.kb.document_keys_N))
 
-    def number_of(self, passage: str) -> int | None:
-        """The number of the passage with this id; None if there is no such passage."""
+    def passage(self, id: str) -> Passage:
+        """The passage with this id.
+
+        Raises:
+            UnknownPassage: there is no such passage.
+        """
         try:
-            key = np.array([int(passage, 16)], dtype=np.uint64)
-        except (ValueError, OverflowError):
-            return None
-        numbers, known = self._by_id.find(key)
-        return int(numbers[0]) if known[0] else None
+            numbers = self.kb.passage_numbers([id])
+        except InputError:
+            raise UnknownPassage(f"no passage has the id {id!r}") from None
+        return self.kb.passages(numbers)[0]
 
     def passages_of(self, document: str) -> list[Passage]:
         """The passages of the document with this id; an empty list if there is no such document."""
@@ -125,20 +128,12 @@ class Snapshot:
         numbers = np.random.default_rng(0).integers(len(self.kb), size=_DRAWN)
         return self.kb.passages(np.array(list(dict.fromkeys(numbers.tolist()))))
 
-    @cached_property
-    def _by_id(self) -> Lookup:
-        return Lookup(self.kb.keys_N)
-
 
 class LivingKnowledge:
     """The current snapshot, and the changes that replace it."""
 
     def __init__(
-        self,
-        kb: str,
-        model: str,
-        config: AnswerConfig,
-        tagger: Callable[[str], Tagger] = load_tagger,
+        self, kb: str, model: str, config: AnswerConfig, tagger: Callable[[str], Tagger] = load_tagger
     ):
         """Raises InputError if knowledge base and model do not fit together, or if the index is missing."""
         self.folder, self.model = Path(kb), model

@@ -1,9 +1,9 @@
 """Settings of `realm fit`, and default times of `realm watch`."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from realm.errors import at_least
+from realm.text.corpus import PassagesConfig
 
 EVERY = 2.0
 """Seconds from one check of the files by a watcher to the next."""
@@ -12,32 +12,23 @@ SETTLE = 2.0
 
 
 @dataclass(frozen=True)
-class FitConfig:
+class FitConfig(PassagesConfig):
     """Settings of a fit."""
 
     start: str = "package:realm-small"
     """The start model, which is adapted to the documents: a folder, package:NAME or hf:OWNER/NAME."""
     minutes: float = 10.0
     """Time limit of the adaptation to the documents in minutes. With 0, the model is not adapted."""
-    tagger: str = "spacy:en_core_web_sm"
-    """Tagger that finds sentences, names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only)."""
-    cut: Literal["sentences", "headings", "documents"] = "sentences"
-    """Where passages begin, as in the settings of `realm kb build`. "headings": a passage also begins at each heading;
-    "documents": each document is one passage."""
-    passage_overlap: int = 0
-    """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
-    repeated."""
     held_out: float = 0.1
     """Share of passages that are not used to train the adapted model, but to compare it with the start model. If the start
     model was trained with another share, the share of the start model is used."""
-    max_document_chars: int = 1_000_000
-    """Longest document that is read, in characters. A longer document is most often a mistake."""
     questions: int = 500
     """Largest number of questions, made from the documents, on which the models are compared."""
     device: str = "auto"
     """"auto" (a GPU if there is one, else the CPU), or a torch device."""
 
     def __post_init__(self) -> None:
-        at_least(self, minutes=0, questions=1, passage_overlap=0, max_document_chars=1)
+        super().__post_init__()
+        at_least(self, minutes=0, questions=1)
         if not 0 < self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be above 0, and less than 1")

@@ -63,8 +63,7 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
     """
     left_out = ReadingReport()
     report = None if strict else left_out
-    headings = config.cut == "headings"
-    found = read_documents(sources, config.max_document_chars, report, folder, headings)
+    found = read_documents(sources, config.max_document_chars, report, folder, config.reads_headings)
     documents = list(progress(found, total=None, description="read", unit="document"))
     if not documents:
         raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")
@@ -140,10 +139,7 @@ class Sync:
             self.kb_folder, added.added, added.replaced, deleted, f"{added.unchanged:,}",
         )  # fmt: skip
         return Changes(
-            added.added,
-            added.replaced,
-            deleted,
-            added.passages_added + added.passages_removed + passages,
+            added.added, added.replaced, deleted, added.passages_added + added.passages_removed + passages
         )
 
     def _keep(self, read: SourceDocuments) -> None:

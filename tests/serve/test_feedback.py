@@ -10,6 +10,7 @@ import pytest
 
 from realm import cli
 from realm.qa.question_files import read_questions
+from realm.serve import feedback
 from realm.serve.client import Client
 from realm.serve.feedback import FeedbackLine
 from realm.serve.settings import ServeConfig
@@ -123,9 +124,10 @@ def test_a_long_answer_is_refused_and_a_line_break_in_a_question_stays_in_one_li
     assert (found.question, found.answers) == (question, ("word",))
 
 
-def test_the_files_never_grow_beyond_their_limit(own_kb, qa_model, tmp_path) -> None:
+def test_the_files_never_grow_beyond_their_limit(own_kb, qa_model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(feedback, "MOST_BYTES", 1000)
     file = tmp_path / "own.jsonl"
-    config = ServeConfig(device="cpu", feedback=str(file), feedback_bytes=1000)
+    config = ServeConfig(device="cpu", feedback=str(file))
     with running(own_kb.folder, qa_model, config) as served:
         body, full = body_of(served), None
         for n in range(10):
@@ -133,7 +135,7 @@ def test_the_files_never_grow_beyond_their_limit(own_kb, qa_model, tmp_path) -> 
             if full.status_code != 200:
                 break
         assert full is not None
-        assert_problem(full, 507, "has reached 1,000 bytes: move own.jsonl away, or raise feedback_bytes")
+        assert_problem(full, 507, "has reached 1,000 bytes: move own.jsonl away")
         assert 0 < file.stat().st_size <= 1000 and len(read_questions(file)) == n > 0
         assert post(served, "/v1/feedback", body | {"question": "0?"}, headers=HEADERS).json()["new"] is False
 

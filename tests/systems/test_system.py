@@ -62,7 +62,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(toy, tiny_kb, tmp_path: Path) -> Path:
     ground = Ground(tiny_kb, "", [], [])
-    return train(ground, tmp_path / "toy", Config(steps=200, decay=False, weight_decay=0.0))
+    return train(ground, tmp_path / "toy", Config(steps=200, decay=False))
 
 
 def test_a_trained_system_answers_from_its_folder_with_evidence(folder, tiny_kb) -> None:

@@ -13,7 +13,7 @@ from realm.index.versions import IndexVersion
 from realm.masking.candidates import embed_queries
 from realm.masking.masked_queries import SpanIndex
 from realm.model.folder import load_model
-from realm.qa.probe import ReadingReport
+from realm.qa.probe import ReadingJson
 from realm.qa.question_files import Question
 from realm.search.exact import MipsIndex
 from realm.train import health
@@ -37,8 +37,11 @@ def see(monkeypatch) -> dict[str, float]:
         hits = round(len(queries) * seen["recall"] / 100)
         return np.array([3] * hits + [0] * (len(queries) - hits))
 
-    def read_queries(model, queries, *_: object) -> ReadingReport:
-        return ReadingReport(len(queries), 10.0, 5.0, 0.1, 0.2, seen["gap"])
+    def read_queries(model, queries, *_: object) -> ReadingJson:
+        return {
+            "span_accuracy": 10.0, "span_accuracy_without": 5.0, "retrieval_utility": 0.1, "null_probability": 0.2,
+            "positive_gap": seen["gap"],
+        }  # fmt: skip
 
     monkeypatch.setattr(health, "first_positives", first_positives)
     monkeypatch.setattr(health, "read_queries", read_queries)
@@ -60,8 +63,8 @@ def start(
         run = TrainRun(
             "pretrain", tmp_path / "out", settings, model, {model.embedder: 1e-2, model.reader: 1e-2}
         )
-        config = HealthConfig(**{"gate": 2.0, "gate_limit": 6, "margin": 4.0, **config})
-        watch = HealthWatch(config, kb, SpanIndex(kb.tokens), model, run, questions)
+        config = HealthConfig(**{"gate": 2.0, "margin": 4.0, **config})
+        watch = HealthWatch(config, kb, SpanIndex(kb.tokens), model, run, questions, gate_limit=6)
         version = built(tiny_kb, model, 0)
         watch.start(version, needs_reader)
         steps = run.steps()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from realm.train import optimizer
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 from tests.train.toy import DATA, config
@@ -31,7 +32,10 @@ def test_rate_rises_linearly_then_falls_linearly_from_step_0(
 def adamw(
     settings: RunConfig, rate: float, steps: int, start: dict[str, np.ndarray], gradient
 ) -> dict[str, np.ndarray]:
-    """AdamW as Loshchilov and Hutter write it, in float64; with `bias_correction` off, without the two divisions."""
+    """AdamW as Loshchilov and Hutter write it, in float64, with weight decay 0.1 and largest norm 0.5.
+
+    With `bias_correction` off, the two divisions are left out.
+    """
     values = {name: value.astype(np.float64) for name, value in start.items()}
     first, second = ({name: np.zeros_like(value) for name, value in values.items()} for _ in range(2))
     for step in range(steps):
@@ -39,13 +43,13 @@ def adamw(
         norm = math.sqrt(sum((g**2).sum() for g in found.values()))
         now = rate * (1 - step / settings.steps)
         for name, value in values.items():
-            g = found[name] * min(1.0, settings.clip / norm)
+            g = found[name] * min(1.0, 0.5 / norm)
             first[name] = 0.9 * first[name] + 0.1 * g
             second[name] = 0.999 * second[name] + 0.001 * g**2
             m, v = first[name], second[name]
             if settings.bias_correction:
                 m, v = m / (1 - 0.9 ** (step + 1)), v / (1 - 0.999 ** (step + 1))
-            decay = settings.weight_decay * value if value.ndim > 1 else 0.0
+            decay = 0.1 * value if value.ndim > 1 else 0.0
             values[name] = value - now * (m / (np.sqrt(v) + 1e-6) + decay)
     return values
 
@@ -53,9 +57,11 @@ def adamw(
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("size", [1.0, 1e-6], ids=["usual gradients", "gradients near epsilon"])
 def test_optimizer_is_textbook_adamw_with_and_without_bias_correction(
-    tiny_model, tmp_path, bias_correction, size
+    tiny_model, tmp_path, monkeypatch, bias_correction, size
 ) -> None:
-    settings = config(steps=40, warmup=0, bias_correction=bias_correction, weight_decay=0.1, clip=0.5)
+    monkeypatch.setattr(optimizer, "WEIGHT_DECAY", 0.1)
+    monkeypatch.setattr(optimizer, "LARGEST_NORM", 0.5)
+    settings = config(steps=40, warmup=0, bias_correction=bias_correction)
     part = tiny_model.embedder.query.projection
     rows, goal = DATA.numpy().astype(np.float64), 3.0
     start = {name: value.detach().numpy().copy() for name, value in part.named_parameters()}
@@ -76,12 +82,12 @@ def test_optimizer_is_textbook_adamw_with_and_without_bias_correction(
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_parameters_that_start_late_or_anew_are_textbook_adamw_too(
-    tiny_model, tmp_path, bias_correction
+    tiny_model, tmp_path, monkeypatch, bias_correction
 ) -> None:
     """A gate holds one part back for 7 steps, its momentum is dropped after 13, one weight of it has no gradient till 20."""
-    settings = config(
-        steps=30, warmup=0, decay=False, bias_correction=bias_correction, weight_decay=0.1, clip=1e9
-    )
+    monkeypatch.setattr(optimizer, "WEIGHT_DECAY", 0.1)
+    monkeypatch.setattr(optimizer, "LARGEST_NORM", 1e9)
+    settings = config(steps=30, warmup=0, decay=False, bias_correction=bias_correction)
     gated, free = tiny_model.embedder.query.projection, tiny_model.reader.bert.cls.predictions.transform.dense
     parts = {"gated.weight": gated.weight, "gated.bias": gated.bias, "free.weight": free.weight}
     values = {name: part.detach().double().numpy().copy() for name, part in parts.items()}
@@ -114,7 +120,7 @@ def test_parameters_that_start_late_or_anew_are_textbook_adamw_too(
 
 def test_two_parts_have_their_own_rates_and_one_can_be_slowed_or_stopped(tiny_model, tmp_path) -> None:
     fast, slow = tiny_model.embedder.query.projection, tiny_model.reader
-    settings = config(warmup=0, decay=False, weight_decay=0.1)
+    settings = config(warmup=0, decay=False)
     moved: list[tuple[float, float]] = []
 
     def step(run: TrainRun) -> None:
@@ -138,9 +144,7 @@ def test_two_parts_have_their_own_rates_and_one_can_be_slowed_or_stopped(tiny_mo
 
 def test_parts_whose_momentum_is_forgotten_start_anew(tiny_model, tmp_path) -> None:
     part = tiny_model.embedder.query.projection
-    with TrainRun(
-        "toy", tmp_path / "out", config(warmup=0, decay=False, weight_decay=0.0), tiny_model, {part: 0.01}
-    ) as run:
+    with TrainRun("toy", tmp_path / "out", config(warmup=0, decay=False), tiny_model, {part: 0.01}) as run:
         for step in run.steps():
             if step == 6:
                 run.optimizer.reset_averages(part)

@@ -173,7 +173,8 @@ def test_embedder_does_not_move_before_the_reader_is_ready(
 
     monkeypatch.setattr(TrainRun, "update", watch)
     monkeypatch.setattr(health, "GATE_EVERY", 2)
-    config = settings("health.gate=1e9", "health.gate_limit=4", "ict=1")
+    monkeypatch.setattr(pretrain, "GATE_LIMIT", 4)
+    config = settings("health.gate=1e9", "ict=1")
     with pytest.raises(RealmError, match="after 4 steps, but the gate is"):
         pretrain.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder))
     assert moved == [False] * 4

@@ -251,6 +251,8 @@ class Later(RunConfig):
     ("earlier", "problem"),
     [
         ({"own_passage": 0.3, "nested": {"left": 1, "gate_every": 25}}, None),
+        ({"clip": 1.0}, None),
+        ({"clip": 2.0}, r"clip = 2\.0, which is always 1\.0 in this version"),
         ({"own_passage": 0.5}, r"own_passage = 0\.5, which is always 0\.3 in this version"),
         ({"nested": {"left": 1, "gate_every": 5}}, r"gate_every = 5, which is always 25 in this version"),
         ({"kept_rows": 64}, r"other settings \(kept_rows\)"),

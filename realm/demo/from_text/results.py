@@ -6,14 +6,15 @@ Axis letters: S seeds, N queries.
 """
 
 import json
-from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict, cast
 
 import numpy as np
 
 from realm.demo.from_text.stages import DemoRun
+from realm.files import read_json
 from realm.model.manifest import last_record, read_manifest
 from realm.qa.probe import ReadingJson
+from realm.qa.question_files import read_questions
 from realm.qa.scoring.metrics import RANKS, recall_at
 from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.stages.tables import aligned, costs, difference
@@ -92,12 +93,12 @@ def read(demo: DemoRun) -> Results:
         for test in demo.tests()
     }
     kb = KnowledgeBase.open(demo.kb)
-    lines = {part: _lines_in(demo.dev.with_name(f"{part}.jsonl")) for part in ("train", "dev")}
+    made = {part: len(read_questions(demo.dev.with_name(f"{part}.jsonl"))) for part in ("train", "dev")}
     return {
         "source": demo.source,
         "documents": len(np.unique(kb.document_keys_N)),
         "passages": len(kb),
-        "made_questions": lines,
+        "made_questions": made,
         "seeds": list(demo.config.seeds),
         "recall": {test: {name: _recall(r_SN) for name, r_SN in by.items()} for test, by in ranks.items()},
         "realm_against": {
@@ -205,12 +206,8 @@ def _ranks(demo: DemoRun, name: str, test: str) -> list[int]:
 
 
 def _outcome(demo: DemoRun, name: str, test: str) -> dict[str, Any]:
-    outcome: dict[str, Any] = json.loads(demo.outcome(name, test).read_text(encoding="utf-8"))
+    outcome: dict[str, Any] = read_json(demo.outcome(name, test))
     return outcome
-
-
-def _lines_in(file: Path) -> int:
-    return len(file.read_text(encoding="utf-8").splitlines())
 
 
 def _cell(recall: Recall, k: Literal["1", "5", "20"]) -> str:

@@ -145,8 +145,6 @@ class DemoRun:
             named[name] = file
         return named
 
-    # -- the commands ---------------------------------------------------------------------------------------------
-
     def making(self) -> Iterator[Stage]:
         """Stages of sections 1 to 5, which make the models."""
         kb, encoder, train = self.kb, self.model("encoder"), self.dev.with_name("train.jsonl")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from realm.documents.formats.records import DAMAGED, ENCRYPTED, TOO_LONG, Limits, Unreadable
+from realm.documents.formats.records import Limits, Reason, Unreadable
 from realm.errors import first_line
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -28,32 +28,38 @@ def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
     with path.open("rb") as file:
         start = file.read(limits.file_bytes) if file.peek(8).startswith(_OLE) else b""
     if "EncryptedPackage".encode("utf-16-le") in start:
-        raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password")
+        raise Unreadable(path, Reason.ENCRYPTED, f"{path} is encrypted: save it without a password")
     if start:
-        raise Unreadable(path, DAMAGED, f"{path} has an older Microsoft format: save it as {kind}")
+        raise Unreadable(path, Reason.DAMAGED, f"{path} has an older Microsoft format: save it as {kind}")
     try:
         with zipfile.ZipFile(path) as parts:
             _check(path, parts, limits)
             yield parts
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
-        raise Unreadable(path, DAMAGED, f"{path} cannot be read as {kind} ({first_line(error)})") from None
+        raise Unreadable(
+            path, Reason.DAMAGED, f"{path} cannot be read as {kind} ({first_line(error)})"
+        ) from None
 
 
 def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
     parts = archive.infolist()
     if len(parts) > _MOST_PARTS:
-        raise Unreadable(path, TOO_LONG, f"{path}: {len(parts):,} parts, over the limit of {_MOST_PARTS:,}")
+        raise Unreadable(
+            path, Reason.TOO_LONG, f"{path}: {len(parts):,} parts, over the limit of {_MOST_PARTS:,}"
+        )
     markup = [one for one in parts if one.filename.lower().endswith(MARKUP)]
     for one in markup:
         if one.flag_bits & 1:
-            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password")
+            raise Unreadable(path, Reason.ENCRYPTED, f"{path} is encrypted: save it without a password")
         if one.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise Unreadable(path, DAMAGED, f"{path}: a part is compressed by a method other than deflate")
+            raise Unreadable(
+                path, Reason.DAMAGED, f"{path}: a part is compressed by a method other than deflate"
+            )
     size = sum(one.file_size for one in markup)
     if size > limits.file_bytes:
         raise Unreadable(
             path,
-            TOO_LONG,
+            Reason.TOO_LONG,
             f"{path}: {size:,} bytes of markup, over the limit of {limits.file_bytes:,}: split it",
         )
 

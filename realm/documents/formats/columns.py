@@ -9,17 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm.documents.formats.records import (
-    DAMAGED,
-    EMPTY,
-    FIELDS,
-    TOO_LONG,
-    Limits,
-    Pages,
-    Record,
-    Unreadable,
-    present_names,
-)
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, present_names
 from realm.documents.formats.records import record as to_record
 from realm.errors import first_line, shown
 
@@ -47,7 +37,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     except pa.ArrowMemoryError:
         raise MemoryError from None
     except pa.ArrowException as error:
-        raise Unreadable(path, DAMAGED, f"{path} is not {name}: {first_line(error)}") from None
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is not {name}: {first_line(error)}") from None
 
 
 def _parquet(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
@@ -102,17 +92,23 @@ def _columns(path: Path, schema: Any) -> list[str]:
     present = present_names(schema.names)
     if missing := [part for part in ("title", "text") if part not in present]:
         raise Unreadable(
-            path, FIELDS, f"{path}: no column {' and '.join(missing)} (columns: {', '.join(schema.names)})"
+            path,
+            Reason.FIELDS,
+            f"{path}: no column {' and '.join(missing)} (columns: {', '.join(schema.names)})",
         )
     for part, name in present.items():
         if schema.names.count(name) > 1:
-            raise Unreadable(path, FIELDS, f"{path}: {schema.names.count(name)} columns are named {name}")
+            raise Unreadable(
+                path, Reason.FIELDS, f"{path}: {schema.names.count(name)} columns are named {name}"
+            )
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         words = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
         if not words and not (part == "id" and types.is_integer(value)):
             raise Unreadable(
-                path, FIELDS, f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings"
+                path,
+                Reason.FIELDS,
+                f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings",
             )
     others = [name for name in schema.names if name not in present.values() and schema.names.count(name) == 1]
     return [*present.values(), *(name for name in others if _can_be_field(schema.field(name).type))]
@@ -143,7 +139,7 @@ class _Rows:
         self._expected += rows
         if self._expected > self._most_rows:
             message = f"{self._path}: {self._expected:,} rows are too many for a file of this size"
-            raise Unreadable(self._path, TOO_LONG, message)
+            raise Unreadable(self._path, Reason.TOO_LONG, message)
 
     def of(self, batch: Any) -> Iterator[Record | Unreadable]:
         names, columns = batch.schema.names, batch.columns
@@ -153,7 +149,7 @@ class _Rows:
 
     def end(self) -> None:
         if not self._number:
-            raise Unreadable(self._path, EMPTY, f"{self._path} is empty")
+            raise Unreadable(self._path, Reason.EMPTY, f"{self._path} is empty")
 
     def _record(self, names: Sequence[str], values: Sequence[Any]) -> Record | Unreadable:
         where = f"{self._path} row {self._number}"
@@ -161,14 +157,16 @@ class _Rows:
         self._bytes += size
         if self._bytes > self._most_bytes:
             raise Unreadable(
-                self._path, TOO_LONG, f"{where}: the text up to this row is over {self._most_bytes:,} bytes"
+                self._path,
+                Reason.TOO_LONG,
+                f"{where}: the text up to this row is over {self._most_bytes:,} bytes",
             )
         if size > 12 * self._limits.document_chars + 1_000_000:
-            return Unreadable(where, TOO_LONG, f"{where}: {size:,} bytes of title and text: split it")
+            return Unreadable(where, Reason.TOO_LONG, f"{where}: {size:,} bytes of title and text: split it")
         try:
             fields = {name: value.as_py() for name, value in zip(names, values, strict=True)}
         except UnicodeDecodeError:
-            return Unreadable(where, DAMAGED, f"{where}: a text is not UTF-8")
+            return Unreadable(where, Reason.DAMAGED, f"{where}: a text is not UTF-8")
         return to_record(where, fields)
 
 

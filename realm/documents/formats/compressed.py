@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from realm.documents.formats.records import DAMAGED, TOO_LONG, Unreadable
+from realm.documents.formats.records import Reason, Unreadable
 from realm.errors import first_line, shortened
 
 _SMALL = 256 << 20
@@ -84,12 +84,14 @@ class _Decompressed(io.RawIOBase):
             if isinstance(error, OSError) and error.errno:  # an error of the system, not of the library
                 raise
             reason = shortened(first_line(error))
-            raise Unreadable(self._path, DAMAGED, f"{self._path} cannot be decompressed ({reason})") from None
+            raise Unreadable(
+                self._path, Reason.DAMAGED, f"{self._path} cannot be decompressed ({reason})"
+            ) from None
         self._left -= len(data)
         if self._left < 0:
             message = (
                 f"{self._size:,} bytes decompress to over {self._most:,}: decompress the file and split it"
             )
-            raise Unreadable(self._path, TOO_LONG, f"{self._path}: {message}")
+            raise Unreadable(self._path, Reason.TOO_LONG, f"{self._path}: {message}")
         buffer[: len(data)] = data
         return len(data)

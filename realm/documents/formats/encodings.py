@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from realm.documents.formats.compressed import opened
-from realm.documents.formats.records import BINARY, EMPTY, ENCODING, TOO_LONG, Limits, Unreadable
+from realm.documents.formats.records import Limits, Reason, Unreadable
 
 _MARKS = (  # UTF-32 is first, because the mark of UTF-32 begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -44,10 +44,10 @@ def decode(data: bytes, where: str | Path, declared: str | None = None) -> Text:
             return Text(data.decode(encoding), None)
         except UnicodeDecodeError as error:
             raise Unreadable(
-                where, ENCODING, f"{where}: {_name(encoding)} with damage ({error.reason})"
+                where, Reason.ENCODING, f"{where}: {_name(encoding)} with damage ({error.reason})"
             ) from None
     if b"\0" in data:
-        raise Unreadable(where, BINARY, f"{where}: binary data, or UTF-16 without a byte-order mark")
+        raise Unreadable(where, Reason.BINARY, f"{where}: binary data, or UTF-16 without a byte-order mark")
     for encoding in filter(None, (declared, "utf-8")):
         try:
             return Text(data.decode(encoding), None)
@@ -58,7 +58,9 @@ def decode(data: bytes, where: str | Path, declared: str | None = None) -> Text:
     line = data.count(b"\n", 0, problem.start) + 1
     at = where if line == 1 else f"{where}:{line}"
     byte = data[problem.start]
-    raise Unreadable(where, ENCODING, f"{at}: byte 0x{byte:02x} is not UTF-8: convert the file (with iconv)")
+    raise Unreadable(
+        where, Reason.ENCODING, f"{at}: byte 0x{byte:02x} is not UTF-8: convert the file (with iconv)"
+    )
 
 
 def whole(path: Path, limits: Limits, html: bool = False) -> Text:
@@ -71,7 +73,9 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
         data = file.read(limits.file_bytes + 1)
     if len(data) > limits.file_bytes:
         raise Unreadable(
-            path, TOO_LONG, f"{path}: over {limits.file_bytes:,} bytes, too long for one document: split it"
+            path,
+            Reason.TOO_LONG,
+            f"{path}: over {limits.file_bytes:,} bytes, too long for one document: split it",
         )
     text, assumed = decode(data, path, declared_encoding(data, path) if html else None)
     text = text.replace("\r\n", "\n").replace("\r", "\n")
@@ -83,9 +87,9 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
 def without_text(path: Path, start: bytes) -> Unreadable:
     """The problem with a file without text. `start` has its first five bytes, which show whether the file is empty."""
     if not start:
-        return Unreadable(path, EMPTY, f"{path} is empty")
+        return Unreadable(path, Reason.EMPTY, f"{path} is empty")
     what = "a byte-order mark" if start in dict(_MARKS) else "white space"
-    return Unreadable(path, EMPTY, f"{path} contains only {what}")
+    return Unreadable(path, Reason.EMPTY, f"{path} contains only {what}")
 
 
 def _name(encoding: str) -> str:
@@ -154,4 +158,4 @@ def declared_encoding(data: bytes, path: str | Path) -> str | None:
             return encoding
         except LookupError:
             pass
-    raise Unreadable(path, ENCODING, f"{path} declares the encoding {name}, which is not known")
+    raise Unreadable(path, Reason.ENCODING, f"{path} declares the encoding {name}, which is not known")

@@ -17,7 +17,7 @@ from lxml import etree
 from realm.documents.formats.archives import archive
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import Heading, page_record, read_page
-from realm.documents.formats.records import DAMAGED, ENCRYPTED, Limits, Record, Unreadable, sensible_title
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, sensible_title
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 
@@ -27,11 +27,13 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
     with archive(path, limits, "EPUB") as parts:
         package = _attributes(_xml(path, parts, _CONTAINER), "rootfile", "full-path")
         if not package:
-            raise Unreadable(path, DAMAGED, f"{path}: {_CONTAINER} has no path of a package document")
+            raise Unreadable(path, Reason.DAMAGED, f"{path}: {_CONTAINER} has no path of a package document")
         book = _xml(path, parts, package[0])
         chapters = _chapters(book, package[0])
         if set(chapters) & _encrypted(path, parts):
-            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted and cannot be read without its key")
+            raise Unreadable(
+                path, Reason.ENCRYPTED, f"{path} is encrypted and cannot be read without its key"
+            )
         pages = [read_page(_markup(path, parts, name)) for name in chapters if name in parts.NameToInfo]
     title = sensible_title(book.findtext(".//{*}metadata/{*}title"))
     pages = [page for page in pages if page.text]
@@ -69,12 +71,12 @@ def _attributes(root: Any, element: str, name: str) -> list[str]:
 
 def _xml(path: Path, parts: zipfile.ZipFile, name: str) -> Any:
     if name not in parts.NameToInfo:
-        raise Unreadable(path, DAMAGED, f"{path} is not an EPUB: {name} is missing")
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is not an EPUB: {name} is missing")
     parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
     try:
         return etree.fromstring(parts.read(name), parser)
     except etree.XMLSyntaxError as error:
-        raise Unreadable(path, DAMAGED, f"{path}: {name} is not XML ({error.msg})") from None
+        raise Unreadable(path, Reason.DAMAGED, f"{path}: {name} is not XML ({error.msg})") from None
 
 
 def _markup(path: Path, parts: zipfile.ZipFile, name: str) -> str:

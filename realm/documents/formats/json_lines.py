@@ -7,17 +7,7 @@ from pathlib import Path
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode, marked, without_text
-from realm.documents.formats.records import (
-    BINARY,
-    DAMAGED,
-    FIELDS,
-    NOT_JSON,
-    TOO_LONG,
-    Limits,
-    Record,
-    Unreadable,
-    record,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, record
 from realm.errors import first_line, shown
 
 
@@ -34,7 +24,9 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             where = f"{path}:{number}"
             if raw is None:
                 empty = False
-                yield Unreadable(where, TOO_LONG, f"{where}: a line of over {limits.file_bytes:,} bytes")
+                yield Unreadable(
+                    where, Reason.TOO_LONG, f"{where}: a line of over {limits.file_bytes:,} bytes"
+                )
                 continue
             try:
                 line, assumed = decode(raw, where)
@@ -60,11 +52,11 @@ def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[
                 yield text.encode(), text.endswith("\n")
         except UnicodeDecodeError as error:
             raise Unreadable(
-                path, DAMAGED, f"{path}: {encoding.upper()} with damage ({error.reason})"
+                path, Reason.DAMAGED, f"{path}: {encoding.upper()} with damage ({error.reason})"
             ) from None
         return
     if b"\0" in start:
-        raise Unreadable(path, BINARY, f"{path}: binary data, or UTF-16 without a byte-order mark")
+        raise Unreadable(path, Reason.BINARY, f"{path}: binary data, or UTF-16 without a byte-order mark")
     while line := file.readline(limits.file_bytes):
         if complete := line.endswith(b"\n") or len(line) < limits.file_bytes:
             yield line, line.endswith(b"\n")
@@ -81,8 +73,8 @@ def _json_line(where: str, line: str, complete: bool) -> Record | Unreadable:
     except (ValueError, RecursionError) as error:
         message = error.msg if isinstance(error, json.JSONDecodeError) else first_line(error)
         cut = "" if complete else "; the file ends in this line, so it may be cut off"
-        return Unreadable(where, NOT_JSON, f"{where}: not JSON ({message}){cut}")
+        return Unreadable(where, Reason.NOT_JSON, f"{where}: not JSON ({message}){cut}")
     if not isinstance(fields, dict):
         expected = f'the line is {shown(fields)}, and must be an object {{"title": ..., "text": ...}}'
-        return Unreadable(where, FIELDS, f"{where}: {expected}")
+        return Unreadable(where, Reason.FIELDS, f"{where}: {expected}")
     return record(where, fields)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lxml import etree
 
 from realm.documents.formats.compressed import uncompressed
-from realm.documents.formats.records import NO_TEXT, Record, Unreadable
+from realm.documents.formats.records import Reason, Record, Unreadable
 from realm.text.corpus import Section
 from realm.text.fields import NO_FIELDS, read_value
 
@@ -139,7 +139,7 @@ def page_record(
         gone = before - len(text)
         sections = tuple(Section(max(0, start - gone), own) for start, own in sections)
     if not text:
-        raise Unreadable(path, NO_TEXT, f"{path} has no text, only a title or markup")
+        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no text, only a title or markup")
     return Record(str(path), title, text, path.as_posix(), assumed, fields=fields, sections=sections)
 
 

@@ -19,18 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents.formats.records import (
-    DAMAGED,
-    ENCRYPTED,
-    NO_TEXT,
-    NOT_INSTALLED,
-    TOO_LONG,
-    Limits,
-    Pages,
-    Record,
-    Unreadable,
-    sensible_title,
-)
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need, sensible_title
 from realm.errors import first_line
 
 
@@ -48,18 +37,19 @@ class Row(NamedTuple):
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     """One record. The title is a sensible title in the metadata, else the file name."""
-    try:
-        import pypdfium2 as pdfium
-    except ImportError:
-        raise Unreadable(
-            path, NOT_INSTALLED, f"{path} needs pypdfium2: pip install 'realm-lm[documents]'"
-        ) from None
+    need("pypdfium2", path)
+    import pypdfium2 as pdfium
+
     try:
         document = pdfium.PdfDocument(path)
     except pdfium.PdfiumError as error:
         if "password" in str(error).lower():
-            raise Unreadable(path, ENCRYPTED, f"{path} is encrypted: save it without a password") from None
-        raise Unreadable(path, DAMAGED, f"{path} cannot be read as PDF ({first_line(error)})") from None
+            raise Unreadable(
+                path, Reason.ENCRYPTED, f"{path} is encrypted: save it without a password"
+            ) from None
+        raise Unreadable(
+            path, Reason.DAMAGED, f"{path} cannot be read as PDF ({first_line(error)})"
+        ) from None
     pages: list[list[Row]] = []
     broken: list[int] = []
     characters, total = 0, len(document)
@@ -75,17 +65,21 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
             characters += sum(len(row.text) for row in pages[-1])
             if characters > limits.document_chars:
                 over = f"over {limits.document_chars:,} characters by page {number + 1:,} of {total:,}"
-                raise Unreadable(path, TOO_LONG, f"{path}: {over}: split it, or raise max_document_chars")
+                raise Unreadable(
+                    path, Reason.TOO_LONG, f"{path}: {over}: split it, or raise max_document_chars"
+                )
             yield Pages(number + 1, total)
     if broken:
         some = ", ".join(map(str, broken[:5])) + (", ..." if len(broken) > 5 else "")
-        yield Unreadable(path, DAMAGED, f"{path}: {len(broken)} of {total} pages cannot be read ({some})")
+        yield Unreadable(
+            path, Reason.DAMAGED, f"{path}: {len(broken)} of {total} pages cannot be read ({some})"
+        )
     if text := _joined(_without_repeated(pages)):
         yield Record(str(path), title, text, path.as_posix())
     elif not broken:
         raise Unreadable(
             path,
-            NO_TEXT,
+            Reason.NO_TEXT,
             f"{path} has no text (pages: {total}): scanned pages need OCR, for example by ocrmypdf",
         )
 

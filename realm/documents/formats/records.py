@@ -2,36 +2,53 @@
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
+from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from realm.errors import InputError, shortened, shown
 from realm.text.corpus import Link, Section
 from realm.text.fields import NO_FIELDS
 
-EMPTY: Final = "empty"
-NO_TEXT: Final = "without text"
-BINARY: Final = "binary"
-ENCODING: Final = "in an unknown encoding"
-NOT_JSON: Final = "not JSON"
-FIELDS: Final = "without a usable title, text or id"
-SAME_ID: Final = "with an id that an earlier document has"
-TOO_LONG: Final = "too long"
-DAMAGED: Final = "damaged"
-ENCRYPTED: Final = "encrypted"
-NOT_INSTALLED: Final = "because a library is not installed (pip install 'realm-lm[documents]')"
-NOT_OPENED: Final = "that cannot be opened"
-NAME: Final = "with a name that is not UTF-8"
-TYPE: Final = "of a type that is not read"
-LINK: Final = "links to folders"
-REDIRECT: Final = "redirects"
-DISAMBIGUATION: Final = "disambiguation pages"
-LISTS: Final = "lists, indexes and outlines"
-NAMESPACE: Final = "pages that are not articles"
-NEAR_DUPLICATE: Final = "nearly equal to an earlier document"
-"""Reasons for leaving out files, lines and rows, as printed after a number: "3 empty"."""
-EXPECTED = frozenset((TYPE, LINK, REDIRECT, DISAMBIGUATION, LISTS, NAMESPACE, NEAR_DUPLICATE))
+
+class Reason(StrEnum):
+    """Reasons for leaving out files, lines and rows, as printed after a number: "3 empty"."""
+
+    EMPTY = "empty"
+    NO_TEXT = "without text"
+    BINARY = "binary"
+    ENCODING = "in an unknown encoding"
+    NOT_JSON = "not JSON"
+    FIELDS = "without a usable title, text or id"
+    SAME_ID = "with an id that an earlier document has"
+    TOO_LONG = "too long"
+    DAMAGED = "damaged"
+    ENCRYPTED = "encrypted"
+    NOT_INSTALLED = "because a library is not installed (pip install 'realm-lm[documents]')"
+    NOT_OPENED = "that cannot be opened"
+    NAME = "with a name that is not UTF-8"
+    TYPE = "of a type that is not read"
+    LINK = "links to folders"
+    REDIRECT = "redirects"
+    DISAMBIGUATION = "disambiguation pages"
+    LISTS = "lists, indexes and outlines"
+    NAMESPACE = "pages that are not articles"
+    NEAR_DUPLICATE = "nearly equal to an earlier document"
+
+
+EXPECTED = frozenset(
+    (
+        Reason.TYPE,
+        Reason.LINK,
+        Reason.REDIRECT,
+        Reason.DISAMBIGUATION,
+        Reason.LISTS,
+        Reason.NAMESPACE,
+        Reason.NEAR_DUPLICATE,
+    )
+)
 """Reasons that are not problems: with `--strict`, the first problem is an error, but these reasons are not."""
 
 
@@ -66,6 +83,13 @@ class Unreadable(InputError):
     def __reduce__(self) -> tuple[type["Unreadable"], tuple[str, str, str]]:
         """For pickle, which would call the class with the message only."""
         return Unreadable, (self.where, self.reason, str(self))
+
+
+def need(package: str, path: Path) -> None:
+    """Raises Unreadable if `package`, with which the file at `path` would be read, is not installed."""
+    if find_spec(package) is None:
+        message = f"{path} needs {package}: pip install 'realm-lm[documents]'"
+        raise Unreadable(path, Reason.NOT_INSTALLED, message)
 
 
 class Limits(NamedTuple):
@@ -119,7 +143,7 @@ def sensible_title(title: str | None) -> str:
     return words if named else ""
 
 
-FIELD_NAMES: Final = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maintext")}
+FIELD_NAMES = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maintext")}
 """Part of a document -> the names of this part in data sets; `_id` is the name in BEIR, `maintext` the name in news-please."""
 
 
@@ -143,24 +167,24 @@ def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
     for part in ("title", "text"):
         if part not in present:
             names = ", ".join(map(shown, fields))
-            return Unreadable(where, FIELDS, f'{where}: no "{part}" (fields: {shortened(names)})')
+            return Unreadable(where, Reason.FIELDS, f'{where}: no "{part}" (fields: {shortened(names)})')
         value = fields[present[part]]
         if not isinstance(value, str):
             return Unreadable(
-                where, FIELDS, f'{where}: "{present[part]}" is {shown(value)}, and must be a string'
+                where, Reason.FIELDS, f'{where}: "{present[part]}" is {shown(value)}, and must be a string'
             )
     title, text = fields[present["title"]], fields[present["text"]]
     own_id = fields[present["id"]] if "id" in present else None
     if own_id is not None:
         if isinstance(own_id, bool) or not isinstance(own_id, str | int) or own_id == "":
             problem = f'"{present["id"]}" is {shown(own_id)}, and must be a string or a whole number'
-            return Unreadable(where, FIELDS, f"{where}: {problem}")
+            return Unreadable(where, Reason.FIELDS, f"{where}: {problem}")
         own_id = str(own_id)
     titles = "".join(own or "" for own, _ in passages)
     for name, value in (("title", title), ("text", text), ("id", own_id or ""), ("passages", titles)):
         if SURROGATE.search(value):
             return Unreadable(
-                where, FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
+                where, Reason.FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
             )
     others = {name: value for name, value in fields.items() if name not in present.values()}
     inner = others.get("metadata")

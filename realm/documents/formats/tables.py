@@ -8,17 +8,7 @@ from typing import Any
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import without_text
-from realm.documents.formats.records import (
-    DAMAGED,
-    ENCODING,
-    FIELDS,
-    TOO_LONG,
-    Limits,
-    Record,
-    Unreadable,
-    present_names,
-    record,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, present_names, record
 from realm.errors import first_line
 from realm.text.fields import read_value
 
@@ -49,17 +39,19 @@ def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             names = next(rows, [])
             if missing := {"title", "text"} - present_names(names).keys():
                 raise Unreadable(
-                    path, FIELDS, f"{path}: the first line has no column {' or '.join(sorted(missing))}"
+                    path,
+                    Reason.FIELDS,
+                    f"{path}: the first line has no column {' or '.join(sorted(missing))}",
                 )
             for row in rows:
                 where = f"{path}:{rows.line_num}"
                 if len(row) != len(names):
                     message = f"{where}: {len(row)} columns, but {len(names)} in the heading line"
-                    yield Unreadable(where, FIELDS, message)
+                    yield Unreadable(where, Reason.FIELDS, message)
                 else:
                     yield record(where, _values(names, row))
         except UnicodeDecodeError as error:
-            raise Unreadable(path, ENCODING, f"{path} is not UTF-8 ({error.reason})") from None
+            raise Unreadable(path, Reason.ENCODING, f"{path} is not UTF-8 ({error.reason})") from None
         except csv.Error as error:
-            reason = TOO_LONG if "field larger" in str(error) else DAMAGED
+            reason = Reason.TOO_LONG if "field larger" in str(error) else Reason.DAMAGED
             raise Unreadable(path, reason, f"{path}:{rows.line_num}: {first_line(error)}") from None

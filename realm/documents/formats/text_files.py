@@ -7,12 +7,7 @@ from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
 from realm.documents.formats.pages import Page, PageError, page_record, read_page
-from realm.documents.formats.records import (
-    DAMAGED,
-    Limits,
-    Record,
-    Unreadable,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
@@ -52,4 +47,4 @@ def _page(path: Path, source: str) -> Page:
     try:
         return read_page(source)
     except PageError as error:
-        raise Unreadable(path, DAMAGED, f"{path}: {error}") from None
+        raise Unreadable(path, Reason.DAMAGED, f"{path}: {error}") from None

@@ -1,21 +1,12 @@
 """WARC archives of web pages, such as those of Common Crawl and CC-News, become records, one per HTML page."""
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import PageError, read_page
-from realm.documents.formats.records import (
-    DAMAGED,
-    NO_TEXT,
-    NOT_INSTALLED,
-    TOO_LONG,
-    Limits,
-    Record,
-    Unreadable,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.errors import first_line
 
 
@@ -25,8 +16,7 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     Raises:
         Unreadable: the file is not a WARC archive, is damaged, or warcio is not installed. Pages before the damage are read.
     """
-    if find_spec("warcio") is None:
-        raise Unreadable(path, NOT_INSTALLED, f"{path} needs warcio: pip install 'realm-lm[documents]'")
+    need("warcio", path)
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
@@ -49,17 +39,17 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         except Unreadable:
             raise
         except (ArchiveLoadFailed, EOFError, ValueError) as error:
-            raise Unreadable(path, DAMAGED, f"{path} is damaged ({first_line(error)})") from None
+            raise Unreadable(path, Reason.DAMAGED, f"{path} is damaged ({first_line(error)})") from None
 
 
 def _record(where: str, address: str, data: bytes, limits: Limits) -> Record:
     if len(data) > limits.file_bytes:
-        raise Unreadable(where, TOO_LONG, f"{where}: the page has over {limits.file_bytes:,} bytes")
+        raise Unreadable(where, Reason.TOO_LONG, f"{where}: the page has over {limits.file_bytes:,} bytes")
     text, assumed = decode(data, where, declared_encoding(data, where))
     try:
         page = read_page(text)
     except PageError as error:
-        raise Unreadable(where, DAMAGED, f"{where}: {error}") from None
+        raise Unreadable(where, Reason.DAMAGED, f"{where}: {error}") from None
     if not page.text:
-        raise Unreadable(where, NO_TEXT, f"{where} has no text")
+        raise Unreadable(where, Reason.NO_TEXT, f"{where} has no text")
     return Record(where, page.title or page.heading or address, page.text, address or None, assumed)

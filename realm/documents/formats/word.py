@@ -11,28 +11,18 @@ from lxml import etree
 
 from realm.documents.formats.archives import archive
 from realm.documents.formats.pages import page_record, read_page
-from realm.documents.formats.records import (
-    DAMAGED,
-    NOT_INSTALLED,
-    Limits,
-    Record,
-    Unreadable,
-    sensible_title,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need, sensible_title
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is a sensible title in the metadata, else the first heading, else the file name."""
-    try:
-        import mammoth
-    except ImportError:
-        raise Unreadable(
-            path, NOT_INSTALLED, f"{path} needs mammoth: pip install 'realm-lm[documents]'"
-        ) from None
+    need("mammoth", path)
+    import mammoth
+
     with archive(path, limits, ".docx") as parts, path.open("rb") as file:
         names = set(parts.namelist())
         if "[Content_Types].xml" not in names:
-            raise Unreadable(path, DAMAGED, f"{path} is a ZIP archive, but not a .docx")
+            raise Unreadable(path, Reason.DAMAGED, f"{path} is a ZIP archive, but not a .docx")
         title = ""
         if (core := "docProps/core.xml") in names:
             title = sensible_title(_title(parts.read(core)))

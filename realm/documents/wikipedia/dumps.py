@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -27,19 +26,7 @@ from lxml import etree
 
 from realm.documents.child_limits import MOST_MEMORY, limit
 from realm.documents.formats.compressed import opened
-from realm.documents.formats.records import (
-    DAMAGED,
-    DISAMBIGUATION,
-    NAMESPACE,
-    NO_TEXT,
-    NOT_INSTALLED,
-    REDIRECT,
-    TOO_LONG,
-    TYPE,
-    Limits,
-    Record,
-    Unreadable,
-)
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.documents.wikipedia.multistream import DumpPart, opened_part
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
@@ -68,7 +55,7 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     Raises:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
-    _check_parser(path)
+    need("mwparserfromhell", path)
     with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores()) as workers:
         # Damage is reported when the dump is read again.
         with opened(path) as first, suppress(Unreadable, OSError, EOFError):
@@ -86,15 +73,9 @@ def redirects_of_part(part: DumpPart) -> Iterator[tuple[str, str]]:
 
 def articles_of_part(part: DumpPart, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """The same records and problems as from `dump`, for the pages in a part of the dump `path`, with links to redirects."""
-    _check_parser(path)
+    need("mwparserfromhell", path)
     with opened_part(part) as file, _Workers(1) as workers:
         yield from _articles(path, file, limits, workers)
-
-
-def _check_parser(path: Path) -> None:
-    if find_spec("mwparserfromhell") is None:
-        message = f"{path} needs mwparserfromhell: pip install 'realm-lm[documents]'"
-        raise Unreadable(path, NOT_INSTALLED, message)
 
 
 def _redirects(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, str]]:
@@ -151,12 +132,14 @@ def _pages(path: Path, file: io.BufferedReader, target: "_Target") -> Iterator[P
             parser.feed(part)
             if target.root != "mediawiki":
                 raise Unreadable(
-                    path, TYPE, f"{path} is not a dump of a MediaWiki: its root element is {target.root!r}"
+                    path,
+                    Reason.TYPE,
+                    f"{path} is not a dump of a MediaWiki: its root element is {target.root!r}",
                 )
             yield from target.take()
         parser.close()
     except etree.XMLSyntaxError as error:
-        raise Unreadable(path, DAMAGED, f"{path} is damaged ({first_line(error)})") from None
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is damaged ({first_line(error)})") from None
 
 
 class _Target:
@@ -227,13 +210,13 @@ class _Target:
 def _why_not(where: str, page: Page) -> Unreadable | None:
     """The reason why no record is made from a page, if this is known before the markup is parsed; else None."""
     if page.namespace != "0":
-        return Unreadable(where, NAMESPACE, f"{where} is in namespace {page.namespace}")
+        return Unreadable(where, Reason.NAMESPACE, f"{where} is in namespace {page.namespace}")
     if page.redirect is not None:
-        return Unreadable(where, REDIRECT, f"{where} is a redirect")
+        return Unreadable(where, Reason.REDIRECT, f"{where} is a redirect")
     if reason := not_an_article(page.title):
         return Unreadable(where, reason, f"{where} is no article")
     if page.markup is None:
-        return Unreadable(where, TOO_LONG, f"{where}: the markup is too long to be parsed")
+        return Unreadable(where, Reason.TOO_LONG, f"{where}: the markup is too long to be parsed")
     return None
 
 
@@ -274,15 +257,15 @@ class _Workers(AbstractContextManager["_Workers"]):
             self._idle.put(child)
         if child is None:
             return Unreadable(
-                where, TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
+                where, Reason.TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
             )
         text, disambiguation, links = json.loads(answer)
         if disambiguation:
-            return Unreadable(where, DISAMBIGUATION, f"{where} is a disambiguation page")
+            return Unreadable(where, Reason.DISAMBIGUATION, f"{where} is a disambiguation page")
         if text is None:
-            return Unreadable(where, DAMAGED, f"{where} cannot be parsed")
+            return Unreadable(where, Reason.DAMAGED, f"{where} cannot be parsed")
         if not text:
-            return Unreadable(where, NO_TEXT, f"{where} has no text besides templates")
+            return Unreadable(where, Reason.NO_TEXT, f"{where} has no text besides templates")
         return Record(where, page.title, text, links=tuple(Link(*link) for link in links))
 
     def __exit__(self, *exception: object) -> None:

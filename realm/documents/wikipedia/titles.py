@@ -1,6 +1,6 @@
 """Titles of pages: of the page to which a link leads, and of pages that are not articles."""
 
-from realm.documents.formats.records import DISAMBIGUATION, LISTS
+from realm.documents.formats.records import Reason
 
 
 def linked_title(target: str) -> str:
@@ -26,5 +26,5 @@ def not_an_article(title: str) -> str | None:
     ('lists, indexes and outlines', None)
     """
     if title.startswith(_LISTS):
-        return LISTS
-    return DISAMBIGUATION if "(disambiguation)" in title else None
+        return Reason.LISTS
+    return Reason.DISAMBIGUATION if "(disambiguation)" in title else None

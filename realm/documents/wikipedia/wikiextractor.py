@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode
 from realm.documents.formats.json_lines import json_lines
-from realm.documents.formats.records import DAMAGED, NO_TEXT, TOO_LONG, Limits, Record, Unreadable
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.wikipedia.titles import linked_title, not_an_article
 from realm.text.corpus import Link
 
@@ -44,7 +44,7 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         if reason := not_an_article(title):
             yield Unreadable(found.where, reason, f"{found.where}: {title} is no article")
         elif not text:
-            yield Unreadable(found.where, NO_TEXT, f"{found.where}: {title} has no text")
+            yield Unreadable(found.where, Reason.NO_TEXT, f"{found.where}: {title} has no text")
         else:
             yield _with_links(found._replace(title=title, text=text, id=None))
 
@@ -78,11 +78,13 @@ def _elements(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 if start := _DOC.fullmatch(line.strip()):
                     where, title, lines, length = f"{path}:{number}", start[2], [], 0
                 elif line.strip():
-                    raise Unreadable(path, DAMAGED, f"{path}:{number}: <doc id=... title=...> was expected")
+                    raise Unreadable(
+                        path, Reason.DAMAGED, f"{path}:{number}: <doc id=... title=...> was expected"
+                    )
             elif line.strip() == "</doc>":
                 if length > limits.file_bytes:
                     yield Unreadable(
-                        where, TOO_LONG, f"{where}: the article has over {limits.file_bytes:,} bytes"
+                        where, Reason.TOO_LONG, f"{where}: the article has over {limits.file_bytes:,} bytes"
                     )
                 else:
                     yield Record(where, title, "".join(lines))
@@ -92,4 +94,4 @@ def _elements(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 if length <= limits.file_bytes:
                     lines.append(line)
         if title is not None:
-            raise Unreadable(path, DAMAGED, f"{path} ends within an article, so it may be cut off")
+            raise Unreadable(path, Reason.DAMAGED, f"{path} ends within an article, so it may be cut off")

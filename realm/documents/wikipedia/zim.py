@@ -2,22 +2,12 @@
 
 import posixpath
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from realm.documents.formats.pages import Anchor, PageError, read_page
-from realm.documents.formats.records import (
-    DAMAGED,
-    NO_TEXT,
-    NOT_INSTALLED,
-    TOO_LONG,
-    Limits,
-    Pages,
-    Record,
-    Unreadable,
-)
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, not_an_article
 from realm.text.corpus import Link
 
@@ -31,14 +21,13 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     Raises:
         Unreadable: the file is not a ZIM archive, or libzim is not installed.
     """
-    if find_spec("libzim") is None:
-        raise Unreadable(path, NOT_INSTALLED, f"{path} needs libzim: pip install 'realm-lm[documents]'")
+    need("libzim", path)
     from libzim.reader import Archive
 
     try:
         archive = Archive(path)
     except RuntimeError as error:
-        raise Unreadable(path, DAMAGED, f"{path} is not a ZIM archive ({error})") from None
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is not a ZIM archive ({error})") from None
     total = archive.all_entry_count
     for number in range(total):
         if number % _EVERY == 0:
@@ -52,13 +41,15 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
         where = f"{path}: {entry.path}"
         if item.size > limits.file_bytes:
             yield Unreadable(
-                where, TOO_LONG, f"{where}: {item.size:,} bytes, over the limit of {limits.file_bytes:,}"
+                where,
+                Reason.TOO_LONG,
+                f"{where}: {item.size:,} bytes, over the limit of {limits.file_bytes:,}",
             )
             continue
         try:
             page = read_page(bytes(item.content).decode(errors="replace"))
         except PageError as error:
-            yield Unreadable(where, DAMAGED, f"{where}: {error}")
+            yield Unreadable(where, Reason.DAMAGED, f"{where}: {error}")
             continue
         title = entry.title or page.title
         if reason := not_an_article(title):
@@ -67,7 +58,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
             links = _links(archive, entry.path, page.anchors, len(page.text) - len(text))
             yield Record(where, title, text, links=links)
         else:
-            yield Unreadable(where, NO_TEXT, f"{where} has no text")
+            yield Unreadable(where, Reason.NO_TEXT, f"{where} has no text")
 
 
 def _links(archive: Any, path: str, anchors: Sequence[Anchor], gone: int) -> tuple[Link, ...]:

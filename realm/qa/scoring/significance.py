@@ -113,17 +113,22 @@ def paired_bootstrap(
     return Difference(float(difference_N.mean()), float(low), float(high), p)
 
 
-class PairedDifference(TypedDict):
-    """System a minus system b in percent of queries with a hit in the top `k`: points, 95 % interval, p."""
+class MeanDifference(TypedDict):
+    """Mean of system a minus mean of system b in points, the 95 % interval, and the p-value of no difference."""
 
-    k: int
     points: float
     low: float
     high: float
+    p: float
+
+
+class PairedDifference(MeanDifference):
+    """System a minus system b in percent of queries with a hit in the top `k`."""
+
+    k: int
     only_a: int
     """Hits of system a at queries without a hit of system b, over all seeds."""
     only_b: int
-    p: float
 
 
 def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedDifference:

@@ -94,8 +94,9 @@ class Builder(AbstractContextManager["Builder"]):
             return "running"
         child, self._child = self._child, None
         self.seconds = child.seconds
-        if self._committed():  # only the version is needed, so a later failure of the process does not matter
-            return "done"
+        newest, info = vectors.newest(self.folder), vectors.info_of(self.folder)
+        if newest is not None and newest > self._after and info is not None and info.step == self._step:
+            return "done"  # only the version is needed, so a later failure of the process does not matter
         self._restart(child.failure or "ended without an error, but did not write its version")
         return "running"
 
@@ -107,10 +108,6 @@ class Builder(AbstractContextManager["Builder"]):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-    def _committed(self) -> bool:
-        newest, info = vectors.newest(self.folder), vectors.info_of(self.folder)
-        return newest is not None and newest > self._after and info is not None and info.step == self._step
 
     def _restart(self, failure: str) -> None:
         self._failures += 1

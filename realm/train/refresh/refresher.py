@@ -43,6 +43,7 @@ from realm.model.manifest import read_manifest
 from realm.search.shards import divided_index, own_passages
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
+from realm.store.tables.table import committed
 from realm.train.refresh.build_process import BuildConfig, Builder, StepTimes
 from realm.train.refresh.cached_states import CachedPassageStates
 from realm.train.sharding import whole, whole_model
@@ -302,7 +303,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         cost = {
             "build_seconds": seconds,
             "build_passages_per_second": len(self._kb) / seconds,
-            "swap_seconds": time.time() - vectors.committed_at(self._folder, number),
+            "swap_seconds": time.time() - committed(self._folder / vectors.TABLE, number),
         }
         return cost if slowdown is None else {**cost, "build_slowdown": slowdown}
 
