@@ -3,6 +3,7 @@
 The rooms are imported inside the fixtures, so that tests of plain text need no networks.
 """
 
+import gc
 import os
 import random
 import re
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from realm.text.corpus import Document
 
 torch.set_num_threads(1)  # the tests' tensors are tiny, and other work may share the machine
+os.environ["OMP_NUM_THREADS"] = "1"  # also in the processes that tests start
 os.environ["REALM_CACHE"] = ""  # the tests tag their texts
 
 hypothesis.settings.register_profile("realm", deadline=None, max_examples=50)
@@ -33,6 +35,13 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish() -> None:
+    """Tunes the garbage collector as `realm.cli.program` does: what was imported lives until the process ends."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from realm import distributed
 from realm.errors import InputError, RealmError
 from tests.conftest import RIVERS, TOWNS
+from tests.ranks import run_on_ranks
 from tests.train.stages import children_of, metrics, pretraining, weights
 
 SETTINGS = (
@@ -76,7 +77,7 @@ def of_rank(rank: int, file: str, results: str) -> None:
 
 
 def test_two_ranks_share_rows_and_agree_on_means(tmp_path) -> None:
-    torch.multiprocessing.spawn(of_rank, (str(tmp_path / "meet"), str(tmp_path / "seen")), nprocs=2)
+    run_on_ranks(of_rank, (str(tmp_path / "meet"), str(tmp_path / "seen")), 2)
     first, second = (json.loads((tmp_path / f"seen{rank}").read_text()) for rank in (0, 1))
     assert (first.pop("share"), second.pop("share")) == ([0, 2, 4], [1, 3])
     assert (first.pop("weight"), second.pop("weight")) == (1.5, 0.5)  # 3 and 1 of 4, times 2

@@ -177,7 +177,7 @@ def test_every_command_is_run_here() -> None:
     assert set(commands(cli._parser())) == LINES.keys() | ON_THEIR_OWN
 
 
-@pytest.mark.parametrize("columns", [40, 200])
+@pytest.mark.parametrize("columns", [40, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

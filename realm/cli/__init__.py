@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 from realm import __version__
 from realm.cli import (
@@ -94,6 +95,7 @@ def run(argv: Sequence[str] | None) -> None:
     args.run(args)
 
 
+@cache  # a demo or a table runs a hundred commands in one process
 def _parser() -> Parser:
     parser = Parser(
         prog="realm",

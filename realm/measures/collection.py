@@ -13,6 +13,8 @@ from realm.qa.question_files import json_lines
 
 Judgements = dict[str, dict[str, int]]
 """Query id -> document id -> grade. A document with a grade above 0 is relevant."""
+LARGEST_GRADE = 65_535
+"""trec_eval needs 8 bytes of memory per possible grade: 17 GB if a grade is the largest whole number of 32 bits."""
 
 
 class Query(NamedTuple):
@@ -91,7 +93,8 @@ def read_judgements(file: Path) -> Judgements:
         grade = _grade(words[-1])
         if len(words) not in (3, 4) or grade is None:
             raise InputError(
-                f"{file}:{number}: the line is {shown(line)}, and must be: query, document, grade (a whole number of 32 bits)"
+                f"{file}:{number}: the line is {shown(line)}, and must be: query, document, grade (a whole number, at most "
+                f"{LARGEST_GRADE:,})"
             )
         grades.setdefault(words[0].strip(), {})[words[-2].strip()] = grade
     return grades
@@ -102,11 +105,11 @@ def _is_whole(word: str) -> bool:
 
 
 def _grade(word: str) -> int | None:
-    """The grade that a word is; None if the word is not a whole number, or if ir-measures cannot represent the number."""
+    """The grade that a word is; None if the word is not a whole number, or if the number is too large or too small."""
     if not _is_whole(word) or len(word.strip()) > len(str(-(2**31))):
         return None
     grade = int(word)
-    return grade if -(2**31) <= grade < 2**31 else None
+    return grade if -(2**31) <= grade <= LARGEST_GRADE else None
 
 
 def _lines(file: Path) -> list[str]:

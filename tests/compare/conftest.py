@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from realm import cli
+from realm.settings import presets
 from tests.towns import TOWNS, write_corpus, write_encoder
 
 TESTS = ("spans", "patterns")
@@ -28,12 +29,12 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 class Home(NamedTuple):
-    """A folder with the documents and the encoder of the tables."""
+    """A folder with the documents, the encoder and the settings of the tables."""
 
     folder: Path
 
     def words(self, command: str, folder: Path, *more: str, asked: bool = True) -> list[str]:
-        """A command with the preset `tables-tiny` on these documents, and on the questions if they are `asked`."""
+        """A command with these settings on these documents, and on the questions if they are `asked`."""
         data = {
             "corpus": f'["{self.folder / "towns.jsonl"}"]',
             "text": f'["{self.folder / "towns.jsonl"}"]',
@@ -44,7 +45,7 @@ class Home(NamedTuple):
             data["train"] = f'["{self.folder / "train.jsonl"}"]'
             data |= {f"tests.{test}": self.folder / f"{test}.jsonl" for test in TESTS}
         given = [word for key, value in data.items() for word in ("--set", f"data.{key}={value}")]
-        return [command, "tables-tiny", "--dir", str(folder), *given, *more]
+        return [command, str(self.folder / "tables.toml"), "--dir", str(folder), *given, *more]
 
     @property
     def table1(self) -> Path:
@@ -61,7 +62,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     texts = write_corpus(home.folder / "towns.jsonl")
     write_encoder(home.folder / "encoder", texts)
     write_questions(home.folder, texts)
+    write_settings(home.folder / "tables.toml")
     return home
+
+
+def write_settings(file: Path) -> None:
+    """The preset `tables-tiny` with fewer steps of pre-training, because each step builds an index.
+
+    These steps are too few for the row `stale`, whose index is 30 times as old: a test that makes this row lowers the 30.
+    """
+    steps = "steps = 31 # the row stale builds its index once"
+    preset = presets()["tables-tiny"].read_text()
+    assert steps in preset
+    file.write_text(preset.replace(steps, "steps = 4"))
 
 
 def write_questions(folder: Path, texts: list[str]) -> None:

@@ -119,13 +119,13 @@ def test_what_is_not_compressed_or_empty_is_left_out_with_its_name(tmp_path: Pat
 
 @each
 def test_a_few_bytes_that_stand_for_very_many_are_refused(tmp_path: Path, ending: str, monkeypatch) -> None:
-    monkeypatch.setattr(compressed, "_SMALL", 1 << 20)
+    monkeypatch.setattr(compressed, "_SMALL", 1 << 17)
     file = tmp_path / f"a.jsonl{ending}"
-    file.write_bytes(COMPRESS[ending](lines(1) + b"\n" * (4 << 20)))
+    file.write_bytes(COMPRESS[ending](lines(1) + b"\n" * (4 << 17)))
     documents, report = read(file)
     assert len(documents) == 1
     assert [one.reason for one in report.left_out] == ["too long"]
-    assert "decompress to over 1,048,576" in report.left_out[0].problem
+    assert "decompress to over 131,072" in report.left_out[0].problem
 
 
 def test_other_things_that_are_compressed_are_of_a_type_that_is_not_read(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def run(folder: Path, count: int, seed: int) -> None:
 
 
 def test_damaged_files_are_documents_or_left_out(tmp_path: Path) -> None:
-    run(tmp_path, 100, 0)
+    run(tmp_path, 50, 0)
 
 
 @pytest.mark.slow

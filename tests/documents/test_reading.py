@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from realm.cli import main
@@ -93,12 +93,28 @@ def test_json_lines_come_back_as_written(
     assert read(file) == written
 
 
-@given(st.binary(max_size=60) | st.text("<>/abhrp1 \n&;#-|`*[]{}()!:\"'\\é", max_size=60).map(str.encode))
+any_bytes = st.binary(max_size=60) | st.text("<>/abhrp1 \n&;#-|`*[]{}()!:\"'\\é", max_size=60).map(str.encode)
+
+
+@given(any_bytes)
 def test_any_bytes_are_documents_or_bad_input(tmp_path_factory, content: bytes) -> None:
-    for suffix in (".jsonl", ".txt", ".md", ".html", ".parquet", ".arrow"):
+    for suffix in (".jsonl", ".txt", ".md", ".html"):
         file = write(tmp_path_factory.getbasetemp() / f"any{suffix}", content)
         with suppress(InputError):
             read(file)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+@given(st.lists(any_bytes, min_size=10, max_size=20))
+@settings(max_examples=5)
+def test_any_bytes_in_a_file_of_columns_are_documents_or_bad_input(
+    tmp_path_factory, suffix: str, contents: list[bytes]
+) -> None:
+    """One child process reads all files of an example."""
+    folder = tmp_path_factory.mktemp("any")
+    files = [write(folder / f"{number}{suffix}", content) for number, content in enumerate(contents)]
+    with suppress(InputError):
+        read(*files)
 
 
 BAD_LINES = {

@@ -1,20 +1,30 @@
-"""`realm share`, and what it uploaded, from a hub on loopback: each command is a process that has only the hub's address."""
+"""`realm share`, and what it uploaded, from a hub on loopback.
 
+The commands of the first test are processes that have only the hub's address; the others run in this process, where
+huggingface_hub reads its environment again.
+"""
+
+import importlib
 import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
+from huggingface_hub import constants
 
 import realm
 from realm import cli
+from realm.errors import InputError
 from realm.hub import workspace_folder
 from realm.model.folder import load_model
 from tests.interop.local_hub import TOKEN, Hub, Repository, local_hub
@@ -31,24 +41,59 @@ def hub() -> Iterator[Hub]:
         yield started
 
 
-def python(hub: Hub, home: Path, *words: str, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
-    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, env=os.environ | environment
-    )
+def environment(hub: Hub, home: Path, token: str = TOKEN) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_TOKEN": token}
 
 
-def share(hub: Hub, home: Path, name: str, *words: str, token: str = TOKEN) -> dict[str, object]:
-    done = python(hub, home, "-m", "realm", "share", name, *words, *CARD, "--json", token=token)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, object] = json.loads(done.stdout)
+@contextmanager
+def at(hub: Hub, home: Path, token: str = TOKEN) -> Iterator[None]:
+    """Lets huggingface_hub use the hub and the folder, as in a process that starts with these variables."""
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment(hub, home, token).items():
+                patch.setenv(name, value)
+            importlib.reload(constants)
+            yield
+    finally:
+        importlib.reload(constants)
+
+
+class Done(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    error: str
+
+
+def in_process(hub: Hub, home: Path, *words: str, token: str = TOKEN) -> Done:
+    """Runs a command in this process."""
+    out, error = StringIO(), StringIO()
+    with at(hub, home, token), redirect_stdout(out), redirect_stderr(error):
+        code = cli.main(words)
+    return Done(code, out.getvalue(), error.getvalue())
+
+
+def apart(hub: Hub, home: Path, *words: str) -> Done:
+    """Runs a command in a process of its own."""
+    command = [sys.executable, "-m", "realm", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment(hub, home))
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def share(
+    hub: Hub, home: Path, name: str, *words: str, run: Callable[..., Done] = in_process
+) -> dict[str, object]:
+    done = run(hub, home, "share", name, *words, *CARD, "--json")
+    assert done.code == 0, done.error
+    report: dict[str, object] = json.loads(done.out)
     return report
 
 
 def test_a_model_goes_to_the_hub_with_its_card_and_comes_back(hub: Hub, towns: Path, tmp_path: Path) -> None:
     (tmp_path / "dev.json").write_text('{"em": 41.5}')
     words = ["--model", str(towns / "model"), "--numbers", str(tmp_path / "dev.json")]
-    report = share(hub, tmp_path, "me/towns", *words)
+    report = share(hub, tmp_path, "me/towns", *words, run=apart)
     repository = hub.repositories["me/towns"]
     assert report["url"] == f"{hub.url}/me/towns" and report["commit"] == repository.head
     assert repository.private and not report["public"]
@@ -56,15 +101,15 @@ def test_a_model_goes_to_the_hub_with_its_card_and_comes_back(hub: Hub, towns: P
     assert all(said in card for said in ("license: apache-2.0", "Fourteen towns.", "41.5", "hf:me/towns"))
     assert not any(place.startswith("kb/") for place in repository.at("main"))
 
-    words = ["-m", "realm", "answer", QUESTION, "--kb", str(towns / "kb"), "--model", "hf:me/towns", "--json"]
-    answered = python(hub, tmp_path, *words)
-    assert answered.returncode == 0, answered.stderr
+    words = ["answer", QUESTION, "--kb", str(towns / "kb"), "--model", "hf:me/towns", "--json"]
+    answered = apart(hub, tmp_path, *words)
+    assert answered.code == 0, answered.error
     wanted = realm.load(towns).answer(QUESTION)
-    best = json.loads(answered.stdout)["answers"][0]
+    best = json.loads(answered.out)["answers"][0]
     assert (best["text"], best["passage"]["id"]) == (wanted.text, wanted.passage.id)
 
-    not_there = python(hub, tmp_path, "-c", "import realm; realm.load('hf:me/towns')")
-    assert "hf:me/towns is not a workspace" in not_there.stderr
+    with at(hub, tmp_path), pytest.raises(InputError, match="hf:me/towns is not a workspace"):
+        realm.load("hf:me/towns")
 
 
 def test_a_workspace_goes_to_the_hub_only_with_its_documents_and_comes_back(
@@ -92,26 +137,22 @@ def test_a_workspace_goes_to_the_hub_only_with_its_documents_and_comes_back(
 
     wanted = realm.load(towns).answer(QUESTION)
     home = tmp_path / "elsewhere"
-    code = (
-        "import realm; manual = realm.load('hf:me/manual'); "
-        f"answer = manual.answer({QUESTION!r}); print(answer.text); print(answer.passage.id); print(manual.folder)"
-    )
-    loaded = python(hub, home, "-c", code)
-    assert loaded.returncode == 0, loaded.stderr
-    text, id, folder = loaded.stdout.splitlines()
-    assert (text, id) == (wanted.text, wanted.passage.id)
-    assert Path(folder) == home / "realm" / "me--manual" / hub.repositories["me/manual"].head
-    assert not any(
-        path.is_symlink() for path in Path(folder).rglob("*")
-    )  # changes do not reach the hub's cache
+    with at(hub, home):
+        manual = realm.load("hf:me/manual")
+        answer = manual.answer(QUESTION)
+    assert (answer.text, answer.passage.id) == (wanted.text, wanted.passage.id)
+    assert manual.folder == home / "realm" / "me--manual" / hub.repositories["me/manual"].head
+    # Changes do not reach the hub's cache.
+    assert not any(path.is_symlink() for path in manual.folder.rglob("*"))
 
-    words = ["-m", "realm", "answer", QUESTION, "--in", "hf:me/manual", "--json"]
-    answered = python(hub, home, *words)
-    assert json.loads(answered.stdout)["answers"][0]["text"] == wanted.text
-    down = python(Hub("http://127.0.0.1:1", {}), home, *words)  # the hub cannot be reached
-    assert down.returncode == 0 and json.loads(down.stdout)["answers"][0]["text"] == wanted.text
-    code = "from realm.model.folder import load_model; print(load_model('hf:me/manual').step)"
-    assert python(hub, home, "-c", code).stdout.split() == [str(load_model(towns / "model").step)]
+    words = ["answer", QUESTION, "--in", "hf:me/manual", "--json"]
+    answered = in_process(hub, home, *words)
+    assert json.loads(answered.out)["answers"][0]["text"] == wanted.text
+    down = Hub("http://127.0.0.1:1", {})  # the hub cannot be reached
+    answered = in_process(down, home, *words)
+    assert answered.code == 0 and json.loads(answered.out)["answers"][0]["text"] == wanted.text
+    with at(down, home):
+        assert load_model("hf:me/manual").step == load_model(towns / "model").step
 
 
 @pytest.mark.parametrize(
@@ -127,9 +168,8 @@ def test_a_repository_of_another_origin_or_audience_is_left_as_it_is(
 ) -> None:
     repository = hub.repositories["me/there"] = Repository(private)
     before = repository.commit(files)
-    words = ["-m", "realm", "share", "me/there", "--in", str(towns), "--documents", *CARD]
-    refused = python(hub, tmp_path, *words)
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and says in refused.stderr
+    refused = in_process(hub, tmp_path, "share", "me/there", "--in", str(towns), "--documents", *CARD)
+    assert refused.code == 2 and refused.error.count("\n") == 1 and says in refused.error
     assert repository.head == before and repository.at("main") == files
 
 
@@ -166,14 +206,14 @@ def test_a_workspace_that_two_threads_open_first_is_copied_once(
 
 
 def test_what_the_hub_refuses_is_one_line(hub: Hub, towns: Path, tmp_path: Path) -> None:
-    words = ["-m", "realm", "share", "me/x", "--model", str(towns / "model"), *CARD]
-    refused = python(hub, tmp_path, *words, token="hf_wrong")
-    assert refused.returncode == 2 and refused.stderr.count("\n") == 1
-    assert "set HF_TOKEN to a token that may write" in refused.stderr
-    down = python(Hub("http://127.0.0.1:1", {}), tmp_path, *words)
-    assert down.returncode == 2 and down.stderr.count("\n") == 1 and "me/x cannot be uploaded" in down.stderr
-    absent = python(hub, tmp_path, "-m", "realm", "answer", "x", "--in", "hf:me/absent")
-    assert absent.returncode == 2 and "me/absent is not a folder, and cannot be downloaded" in absent.stderr
+    words = ["share", "me/x", "--model", str(towns / "model"), *CARD]
+    refused = in_process(hub, tmp_path, *words, token="hf_wrong")
+    assert refused.code == 2 and refused.error.count("\n") == 1
+    assert "set HF_TOKEN to a token that may write" in refused.error
+    down = in_process(Hub("http://127.0.0.1:1", {}), tmp_path, *words)
+    assert down.code == 2 and down.error.count("\n") == 1 and "me/x cannot be uploaded" in down.error
+    absent = in_process(hub, tmp_path, "answer", "x", "--in", "hf:me/absent")
+    assert absent.code == 2 and "me/absent is not a folder, and cannot be downloaded" in absent.error
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_a_written_run_is_read_as_it_was(tmp_path_factory, scores: dict[str, dic
         ("run", "\n", "has no lines"),
         ("run", "other Q0 b0 1 2 realm\n", "have no query of the split test"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tb0\tmuch\n", "test.tsv:2: the line is"),
-        ("qrels/test.tsv", f"q0\tb0\t{2**31}\n", "test.tsv:1: the line is"),
+        ("qrels/test.tsv", "q0\tb0\t65536\n", "test.tsv:1: the line is"),
         ("qrels/test.tsv", f"q0\tb0\t1\nq0\tb1\t{-(2**31) - 1}\n", "test.tsv:2: the line is"),
         ("qrels/test.tsv", f"q0\tb0\t{'9' * 5000}\n", "test.tsv:1: the line is"),
         ("qrels/test.tsv", "q0\tb0\t0\n", "has no relevant document for any query"),
@@ -237,11 +237,11 @@ def test_a_split_without_a_collection_is_refused(command, capsys) -> None:
     assert "--split names a split of a test collection: give --beir" in capsys.readouterr().err
 
 
-def test_grades_of_32_bits_are_measured(home, tmp_path) -> None:
+def test_the_largest_and_the_smallest_grade_are_measured(home, tmp_path) -> None:
     file = tmp_path / "test.tsv"
-    file.write_text(f"q0\tb0\t{2**31 - 1}\nq0\tb1\t{-(2**31)}\n")
+    file.write_text(f"q0\tb0\t65535\nq0\tb1\t{-(2**31)}\n")
     grades = read_judgements(file)
-    assert grades == {"q0": {"b0": 2**31 - 1, "b1": -(2**31)}}
+    assert grades == {"q0": {"b0": 65535, "b1": -(2**31)}}
     collection = read_collection(home / "towns")._replace(grades=grades)
     assert measure(collection, {"q0": {"b0": 1.0}}).value_Q["mrr@10"][0] == 1.0
 

@@ -16,6 +16,7 @@ from realm import distributed
 from realm.search import exact
 from realm.search.exact import Hits, MipsIndex, PassageIndex, add_rests, merge_hits, ranked, with_gradient
 from realm.search.shards import divided_index, own_passages
+from tests.ranks import run_on_ranks
 
 DIM = 4
 
@@ -151,10 +152,10 @@ def of_rank(rank: int, ranks: int, file: str, results: str) -> None:
     distributed.shutdown()
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ranks_that_share_an_index_get_the_answers_of_a_whole_one(ranks, tmp_path) -> None:
     meet, results = str(tmp_path / "meet"), str(tmp_path / "found")
-    torch.multiprocessing.spawn(of_rank, (ranks, meet, results), nprocs=ranks)
+    run_on_ranks(of_rank, (ranks, meet, results), ranks)
     whole = MipsIndex(vectors_of_all())
     for rank in range(ranks):
         found, wanted = torch.load(Path(f"{results}{rank}")), answers(whole, *asked_by(rank))

@@ -186,7 +186,7 @@ def test_a_passage_without_words_spoils_no_gradient(network, tiny_model_folder) 
 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
-    config = Config(steps=40, batch_size=4, learning_rate=1e-3, warmup=4, dev_every=20, **TINY)
+    config = Config(steps=20, batch_size=4, learning_rate=2e-3, warmup=2, dev_every=20, **TINY)
     out = train(ground, tmp_path / "path", config)
     system = load_system(out, tiny_kb)
     found = list(predict(system, tiny_kb, QUESTIONS))

@@ -140,6 +140,7 @@ def test_a_kill_at_any_moment_leaves_complete_annotations(tmp_path: Path) -> Non
         worker.start()
         before = count = kept(tmp_path)
         while worker.is_alive() and count < before + 3:
+            time.sleep(0.001)
             count = kept(tmp_path)
         time.sleep(draw.uniform(0, 0.02))
         worker.kill()

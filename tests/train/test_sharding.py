@@ -24,6 +24,7 @@ from realm.train.optimizer import Optimizer
 from realm.train.run_config import LARGEST_NORM, RunConfig
 from realm.train.sharding import gathered, is_sharded, load_weights, shard_weights, whole, whole_model
 from tests.conftest import RIVERS, TOWNS
+from tests.ranks import run_on_ranks
 from tests.train.stages import children_of, metrics, weights
 
 CONFIG = RunConfig(bias_correction=False)
@@ -101,7 +102,7 @@ def of_rank(rank: int, folder: str, results: str) -> None:
 def test_two_ranks_hold_half_of_the_weights_each_and_train_as_one_process(
     tiny_model_folder, tmp_path
 ) -> None:
-    torch.multiprocessing.spawn(of_rank, (str(tiny_model_folder), str(tmp_path)), nprocs=2)
+    run_on_ranks(of_rank, (str(tiny_model_folder), str(tmp_path)), 2)
     model = load_model(tiny_model_folder)
     optimizer, norm = step(model)
     seen = [json.loads((tmp_path / f"seen{rank}").read_text()) for rank in (0, 1)]
