@@ -206,12 +206,9 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
         # The rate behind the time left is whole, or left out.
         assert all(bar.endswith("]") or ", " not in bar for bar in bars if "%|" in bar), bars
         if command == "kb build":
-            assert re.search(
-                r"read: \d+ document", screen.text
-            )  # counted, so that what follows has a time left
-            assert re.search(r"build: 100%\|.*\| 12/12 \[\d\d:\d\d<00:00", screen.text)
+            assert re.search(r"build: 12 document \[\d\d:\d\d", screen.text)
         if command == "kb add":
-            assert re.search(r"add: 100%\|.*\| 1/1 \[\d\d:\d\d<00:00", screen.text)
+            assert re.search(r"add: 1 document \[\d\d:\d\d", screen.text)
     assert Path("qa", "realm.json").exists()
 
 
