@@ -116,7 +116,11 @@ def test_the_command_sends_traces_to_a_collector(served: Served) -> None:
 
 
 def test_a_collector_that_cannot_be_reached_disturbs_nobody(served: Served) -> None:
-    where = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_BSP_SCHEDULE_DELAY": "10"}
+    where = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",
+        "OTEL_EXPORTER_OTLP_TIMEOUT": "1",
+        "OTEL_BSP_SCHEDULE_DELAY": "10",
+    }
     words = ("--traces", "--set", "device=cpu")
     with serving(served.kb, served.model, *words, OMP_NUM_THREADS="1", **where) as (url, process):
         for _ in range(20):
