@@ -33,7 +33,8 @@ def progress(
     shown: bool = True,
     leave: bool = True,
 ) -> tqdm[T] | PlainLines:
-    """Shows progress on standard error, with rate and time left. `done` items were finished before this call.
+    """Shows progress on standard error with the rate, and with the time left if `total` is known. `done` items were finished
+    before this call.
 
     On a terminal, a bar appears after two seconds; in a log or pipe, a line is printed every half minute. With `shown=False`
     nothing is printed, because another process or bar shows the same work. With `leave=False` the bar is removed at the end.

@@ -91,8 +91,8 @@ class Parser(argparse.ArgumentParser):
             "machine, else a new cluster)",
         )
 
-    def add_tagger(self, default: str) -> None:
-        """Adds --tagger, --processes and the engine that runs the tagger. `default` is the end of the help text."""
+    def add_tagger(self, default: str, on_engine: str = "sources are read and the tagger runs") -> None:
+        """Adds --tagger, --processes and the engine. `default` and `on_engine` are parts of the help texts."""
         self.add_argument(
             "--tagger",
             metavar="NAME",
@@ -105,7 +105,7 @@ class Parser(argparse.ArgumentParser):
             type=positive,
             help="number of processes of the tagger (default: one per core, at most 8)",
         )
-        self.add_engine("the tagger runs")
+        self.add_engine(on_engine)
 
     def add_kb(self, required: bool = True) -> None:
         """Adds --kb, the knowledge base that a command uses."""

@@ -73,6 +73,7 @@ FILTERS: list[tuple[str, Condition]] = [
     ("year is null OR draft", lambda f: "year" not in f or f.get("draft")),
     ("draft = false", lambda f: f.get("draft") is False),
     ("price between 1 and 2.5", lambda f: 1 <= f.get("price", 0) <= 2.5),
+    ("year < 9223372036854775807 and year > -9223372036854775807", lambda f: "year" in f),
     ("year in (2000, 2019) and price < 2", lambda f: f.get("year") == 2000),
     ("source = 'it''s'", lambda f: f.get("source") == "it's"),
     ("source like 'h%k'", lambda f: f.get("source") == "handbook"),
@@ -134,9 +135,19 @@ WRONG = [
     ("year >=", "cannot be used: it is not a complete condition"),
     ("(year = 1", "cannot be used: [)] was expected at the end;"),
     ("year = 1 and source between 'a' source", "cannot be used: AND was expected before source;"),
-    (
-        "year < 1e30",
-        "compares year .whole number. with 1e30: write a number from -9223372036854775808 to 9223372036854775807",
+    ("year = 1) and (source = 'a'", r"cannot be used: it has a \) without a \(;"),
+    ("year = 1 2", "cannot be used: 2 was not expected;"),
+    ("year = 1 year = 2", "cannot be used: year was not expected;"),
+    ("year = 1, year = 2", "cannot be used: it is not a condition, such as year >= 2020;"),
+    ("year in ()", "cannot be used: it is not a complete condition"),
+    ("at < date '10000-01-01'", "compares at .time. with '10000-01-01': write a time like"),
+    *(
+        (
+            f"year < {number}",
+            f"compares year .whole number. with {number.replace('.', '[.]')}: write a whole number from "
+            "-9223372036854775807 to 9223372036854775807",
+        )
+        for number in ("1e30", "1.5", "9223372036854775808", "-9223372036854775808")
     ),
     ("1 = 1", "it has no field"),
     ("year", "it is not a condition"),

@@ -30,7 +30,9 @@ KIND_NAMES: Mapping[Kind, str] = {
 }
 _LONGEST_EXAMPLE = 40
 """Longest text in an example filter, in characters."""
-_WHOLE_NUMBERS = range(-(1 << 63), 1 << 63)
+_WHOLE_NUMBERS = range(-(1 << 63) + 1, 1 << 63)
+"""Whole numbers that Lance reads: it reads a number below 0 as a sign and a number."""
+_DIGITS = re.compile(r"[+-]?\d+")
 _OF_FILES = ("path", "modified")
 """Fields that `realm.documents` adds to each document from a file."""
 _WORDS = frozenset("and or not in is null like ilike between true false".split())
@@ -98,12 +100,14 @@ def filter_sql(where: str, kinds: Kinds) -> str:
                 found.append(_literal(value, compared, where, kinds))
             case _:
                 depth += (value == "(") - (value == ")")
+                if depth < 0:
+                    raise refused(where, "it has a ) without a (", kinds)
                 if depth > DEEPEST:
                     raise refused(where, f"more than {DEEPEST} parentheses are open at one place", kinds)
                 found.append(value)
     if not has_column:
         raise refused(where, "it has no field", kinds)
-    return " ".join(found)
+    return f"({' '.join(found)})"  # without the parentheses, Lance would ignore what follows a complete condition
 
 
 def _comparable(one: Kind, other: Kind) -> bool:
@@ -112,7 +116,7 @@ def _comparable(one: Kind, other: Kind) -> bool:
 
 
 _TEXT_FOLLOWS = re.compile(r"\s*'")
-_DATE_FOLLOWS = re.compile(r"\s*'\d{4}-\d\d-\d\d'")
+_DATE_FOLLOWS = re.compile(r"\s*'[\d+-]*'")
 
 
 def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
@@ -125,8 +129,8 @@ def _literal(value: str, column: _Column, where: str, kinds: Kinds) -> str:
             way = f"write '{value}'"
         case "int" | "float" if is_text:
             way = "write the number without quotation marks"
-        case "int" if not _WHOLE_NUMBERS.start <= float(value) < _WHOLE_NUMBERS.stop:
-            way = f"write a number from {_WHOLE_NUMBERS.start} to {_WHOLE_NUMBERS[-1]}"
+        case "int" if not _DIGITS.fullmatch(value) or int(value) not in _WHOLE_NUMBERS:
+            way = f"write a whole number from {_WHOLE_NUMBERS.start} to {_WHOLE_NUMBERS[-1]}"
         case "bool":
             way = "write true or false without quotation marks"
         case "date" if given != "date":
@@ -178,15 +182,19 @@ def _column(name: str, kinds: Sequence[Kind]) -> _Column:
 def explained(problem: str) -> str:
     """A problem that Lance has with a filter, with the names that the filter has.
 
-    >>> explained("SELECT `year:int` > FROM t (sql parser error: Expected: a value, found: `day:date`)")
-    'a value was expected before day'
+    >>> explained("SELECT (`year:int` > `day:date`) FROM t (sql parser error: Expected: ), found: `day:date`)")
+    'day was not expected'
     """
     problem = _TYPED.sub(r"\1", problem).replace(BUILT_IN["id"], "id")
     if syntax := _EXPECTED.search(problem):
         expected, there = syntax.groups()
-        return f"{expected} was expected {'at the end' if there == 'FROM' else f'before {there}'}"
-    if "Expression is not valid" in problem:
-        return "it is not a complete condition, such as year >= 2020"
+        if expected == "an expression" and there == ")":
+            return "it is not a complete condition, such as year >= 2020"
+        if expected == ")":
+            return ") was expected at the end" if there == "FROM" else f"{there} was not expected"
+        return f"{expected} was expected before {there}"
+    if "is not supported SQL" in problem:
+        return "it is not a condition, such as year >= 2020"
     if _TOO_FAR.search(problem):
         return "dates can be compared with times only from the year 1678 to 2261"
     return problem
