@@ -199,7 +199,8 @@ def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
         if one.reason not in EXPECTED:
             raise one
     if passed:
-        logger.warning("%d files of other kinds left out (%s)", len(passed), count_kinds(passed))
+        files = "1 file of another kind" if len(passed) == 1 else f"{len(passed):,} files of other kinds"
+        logger.warning("%s left out (%s)", files, count_kinds(passed))
 
 
 def _documents(

@@ -165,7 +165,7 @@ def test_folder_is_walked_in_order_without_hidden_and_foreign_files(tmp_path: Pa
         found = [d.id for d in read(f"{tmp_path}/docs/")]
     folder = f"{tmp_path}/docs"
     assert found == [f"{folder}/b.txt", "c", f"{folder}/a/B.TXT", f"{folder}/a/z.md"]
-    assert "1 files of other kinds left out (1 .png)" in caplog.text
+    assert "1 file of another kind left out (1 .png)" in caplog.text
 
 
 def test_file_has_the_same_id_alone_as_in_its_folder(tmp_path: Path, monkeypatch) -> None:
