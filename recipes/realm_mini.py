@@ -4,7 +4,7 @@
 
 DATA is a folder with `simplewiki/articles.jsonl.xz` and `enwiki_core/articles.jsonl.xz`: articles of two editions of Wikipedia,
 JSON Lines {"id", "title", "text"}. Each command is printed before it runs. If the program was interrupted, repeat the call:
-finished stages are skipped, and an interrupted stage continues. OUT/realm-mini is the encoder. The program takes about five
+finished stages are skipped, and an interrupted stage continues. OUT/realm-mini is the encoder. The program takes about six
 hours on one CPU core.
 """
 
@@ -12,7 +12,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -29,26 +30,25 @@ def describe(encoder: str, name: str, sources: list[str], out: Path) -> None:
 
     A later stage with text of other sources then need not hold out the same passages.
     """
-    part = out / f"{name}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(out / encoder, part)
-    write_json(part / HELD_OUT, {**read_json(part / HELD_OUT), "sources": sources})
-    finish(part, out / name)
+    with changed_copy(out / encoder, out / name) as copy:
+        write_json(copy / HELD_OUT, {**read_json(copy / HELD_OUT), "sources": sources})
 
 
 def halve(encoder: str, name: str, out: Path) -> None:
     """Copies an encoder with its weights in 16 bits. `transformers` can read the copy, and computes in 32 bits."""
-    part = out / f"{name}.part"
+    with changed_copy(out / encoder, out / name) as copy:
+        for file in copy.glob("*.safetensors"):
+            halves = {key: value.half() for key, value in load_file(file).items()}
+            save_tensors(halves, file, metadata={"format": "pt"})
+
+
+@contextmanager
+def changed_copy(encoder: Path, folder: Path) -> Iterator[Path]:
+    """A copy of an encoder to be changed. Afterwards its checksums are recorded, and the complete copy becomes `folder`."""
+    part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    shutil.copytree(out / encoder, part)
-    for file in part.glob("*.safetensors"):
-        halves = {key: value.half() for key, value in load_file(file).items()}
-        save_tensors(halves, file, metadata={"format": "pt"})
-    finish(part, out / name)
-
-
-def finish(part: Path, folder: Path) -> None:
-    """Records the checksums of a copy, and gives the complete copy its name."""
+    shutil.copytree(encoder, part)
+    yield part
     (part / CHECKSUMS).unlink(missing_ok=True)
     record_checksums(part)
     part.rename(folder)
@@ -56,7 +56,7 @@ def finish(part: Path, folder: Path) -> None:
 
 PLAIN = "mlm --kb wikipedia --out {} --config realm-mini --set reading=0 --set copy_head=false --set learning_rate=1e-3"
 STAGES: tuple[tuple[str, str | Callable[[Path], None]], ...] = (
-    # The wordpieces are those of the small corpus, and the masked sentences of the last stage come from this corpus.
+    # The small corpus gives the wordpieces, and the masked sentences of the last training stage.
     (
         "kb",
         "kb build package:vital-articles package:factbook --out kb --vocab-size 12000 --config realm-mini",

@@ -1,4 +1,4 @@
-"""Reads files on a Ray cluster. The records have the same order as those of one process.
+"""Reads files on a Ray cluster. The records come in the same order as from one process.
 
 A block of the work has several small files, a file of any size, or a part of a Wikipedia dump. A worker reads a file only if
 the file has the same size and time as on the machine of the command. The process of the command reads all other files: files
@@ -31,7 +31,7 @@ Redirects = tuple[list[tuple[str, str]], bool]
 
 
 class State(NamedTuple):
-    """By this, a worker finds out whether it sees the same file as the process of the command."""
+    """Size and modification time of a file. A worker compares them with those on the machine of the command."""
 
     size: int
     time: int

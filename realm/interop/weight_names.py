@@ -187,8 +187,10 @@ def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = 
         case "scorer":
             passage = _tower(checkpoint, "embedder.", sizes, used)
             query = _tower(checkpoint, "query_embedder.", sizes, used)
-            theirs = passage.state_dict()
-            same = all(torch.equal(value, theirs[name]) for name, value in query.state_dict().items())
+            passage_weights = passage.state_dict()
+            same = all(
+                torch.equal(value, passage_weights[name]) for name, value in query.state_dict().items()
+            )
             return Parts(passage if same else query, passage)
         case "encoder":
             return Parts(reader=_masked_reader(checkpoint, "", sizes, used))

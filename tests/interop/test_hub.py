@@ -75,7 +75,7 @@ def in_process(hub: Hub, home: Path, *words: str, token: str = TOKEN) -> Done:
 
 
 def apart(hub: Hub, home: Path, *words: str) -> Done:
-    """Runs a command in a process of its own."""
+    """Runs a command in a separate process."""
     command = [sys.executable, "-m", "realm", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | environment(hub, home))
     return Done(done.returncode, done.stdout, done.stderr)
