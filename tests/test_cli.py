@@ -88,7 +88,10 @@ def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
             ["retrieve", "--kb", "x", "--questions", "q", "--out", "o", "--top-k", "0"],
             "'0' is not a whole number",
         ),
-        (["retrieve", "--kb", "x", "--questions", "q", "--out", "o"], "--method dense needs --model"),
+        (
+            ["retrieve", "--kb", "x", "--questions", "q", "--out", "o"],
+            "--method dense, the default, needs --model",
+        ),
         (["answer", " ", "--kb", "x", "--model", "y"], "empty"),
         (["answer", "why " * 501, "--kb", "x", "--model", "y"], "2004 characters, the limit is 2000"),
         (["kb", "build", "x", "--out", "y", "--config", "absent.toml"], "no configuration file absent.toml"),

@@ -131,15 +131,15 @@ class Parser(argparse.ArgumentParser):
         """Adds --out, the file or folder that a command writes; `what` is the help text."""
         self.add_argument("--out", metavar="OUT", required=True, help=what)
 
-    def add_sources(self) -> None:
-        """Adds SOURCE..., the documents that a command reads, and --strict."""
+    def add_sources(self, addresses: bool = True) -> None:
+        """Adds SOURCE..., the documents that a command reads, and --strict. `addresses`: whether it reads remote files."""
+        remote = "the address of a file or folder (https:// s3:// gs:// hf://), " if addresses else ""
         self.add_argument(
             "sources",
             metavar="SOURCE",
             nargs="+",
             help="file or folder (.jsonl .txt .md .html .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; .parquet "
-            ".arrow .pdf .docx .epub .zim), the address of a file or folder (https:// s3:// gs:// hf://), "
-            "or package:vital-articles or package:factbook",
+            f".arrow .pdf .docx .epub .zim), {remote}or package:vital-articles or package:factbook",
         )
         self.add_switch(
             "--strict",
@@ -258,9 +258,8 @@ def engine_of(args: argparse.Namespace) -> EngineConfig:
 def need_model_but_for_words(args: argparse.Namespace) -> None:
     """Raises an InputError if the command has no --model, and its --method needs one."""
     if args.model is None and args.method != "bm25":
-        raise InputError(
-            f"--method {args.method or 'dense'} needs --model; without --model, use --method bm25"
-        )
+        method = args.method or "dense, the default,"
+        raise InputError(f"--method {method} needs --model; without --model, use --method bm25")
 
 
 def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:

@@ -19,7 +19,7 @@ def add_commands(commands: Commands) -> None:
         section="fit",
         reports=True,
     )
-    fit.add_sources()
+    fit.add_sources(addresses=False)
     fit.add_out("folder of the workspace")
     fit.add_argument(
         "--minutes",

@@ -117,7 +117,7 @@ def _lines(file: Path) -> list[str]:
         return file.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         there = sorted(path.stem for path in file.parent.glob("*.tsv"))
-        splits = f": there are {', '.join(there)}" if there else ""
+        splits = f"; splits with a file: {', '.join(there)}" if there else ""
         raise InputError(f"there is no file {file}{splits}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None

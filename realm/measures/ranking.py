@@ -45,6 +45,8 @@ class RankingJson(TypedDict):
     measures: dict[str, Measured]
     unknown_relevant: int
     """Number of relevant documents that the knowledge base does not have; 0 if a file of rankings was measured."""
+    unranked: int
+    """Number of queries without a ranking, such as queries that a file of rankings lacks. Their measures are 0."""
 
 
 class QueryOutcome(TypedDict):
@@ -67,6 +69,7 @@ class RankingReport(NamedTuple):
     value_Q: dict[str, np.ndarray]
     """Name of a measure -> values of the queries, between 0 and 1."""
     unknown_relevant: int = 0
+    unranked: int = 0
 
     def as_dict(self) -> RankingJson:
         """The summary, in percent."""
@@ -81,6 +84,7 @@ class RankingReport(NamedTuple):
                 for name, value_Q in self.value_Q.items()
             },
             "unknown_relevant": self.unknown_relevant,
+            "unranked": self.unranked,
         }
 
     def outcomes(self) -> list[QueryOutcome]:
@@ -104,6 +108,8 @@ class RankingReport(NamedTuple):
             lines.append(
                 f"{self.unknown_relevant:,} relevant documents are not in the knowledge base, and count as not found"
             )
+        if self.unranked:
+            lines.append(f"{self.unranked:,} queries have no ranking, and count as 0 %")
         return lines
 
 
@@ -165,7 +171,7 @@ def measure(collection: Collection, run: Run, unknown_relevant: int = 0) -> Rank
         ranked[query] = {document: -rank for rank, document in enumerate(best)}
     for found in ir_measures.iter_calc(list(of_measure), collection.grades, ranked):
         value_Q[of_measure[found.measure]][place[found.query_id]] = found.value
-    return RankingReport(collection, value_Q, unknown_relevant)
+    return RankingReport(collection, value_Q, unknown_relevant, len(place.keys() - run.keys()))
 
 
 def count_unknown(kb: KnowledgeBase, collection: Collection) -> int:

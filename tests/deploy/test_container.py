@@ -1,9 +1,11 @@
 """The container file: what it says, and its steps carried out in a folder."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,12 @@ def test_every_file_that_is_copied_is_there_and_in_the_context() -> None:
     needed = {project["project"]["readme"], *project["project"]["license-files"]}
     needed |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     assert needed <= set(sources)  # without these, the package cannot be built
+
+
+def test_every_module_that_is_compiled_exists() -> None:
+    (step,) = (one for one in arguments("RUN") if " -c 'import " in one)
+    modules = re.findall(r"realm[.\w]+", step.partition("import ")[2])
+    assert len(modules) >= 4 and all(find_spec(module) for module in modules)
 
 
 def test_the_server_runs_as_a_user_without_rights_and_its_health_is_checked() -> None:

@@ -221,9 +221,9 @@ def test_a_run_cannot_have_ids_with_spaces(tmp_path) -> None:
         (["--run", "run", "--config", "paper"], "--run already contains the rankings"),
         (["--run", "run", "--split", "../test"], "'../test' is not the name of a split"),
         ([], "--beir needs the knowledge base"),
-        (["--kb", "kb"], "--method dense needs --model"),
+        (["--kb", "kb"], "--method dense, the default, needs --model"),
         (["--kb", "kb", "--method", "hybrid"], "--method hybrid needs --model"),
-        (["--kb", "kb", "--split", "dev"], "dev.tsv: there are test"),
+        (["--kb", "kb", "--split", "dev"], "dev.tsv; splits with a file: test"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(home, capsys, words, message) -> None:
@@ -268,6 +268,8 @@ def test_a_query_without_a_ranking_counts_as_zero(home) -> None:
     for value_Q in found.value_Q.values():
         assert value_Q[0] == pytest.approx(1.0)
         assert not value_Q[1:].any()
+    assert found.as_dict()["unranked"] == len(collection.queries) - 1
+    assert f"{len(collection.queries) - 1} queries have no ranking" in found.lines()[-1]
 
 
 # -- two models

@@ -74,7 +74,12 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     while where[place:].strip():
         token = _TOKEN.match(where, place)
         if token is None:
-            raise refused(where, f"{shortened(where[place:].strip(), 20)!r} cannot be read", kinds)
+            rest = where[place:].strip()
+            if rest.startswith("'"):
+                raise refused(
+                    where, f"the quotation mark is missing at the end of {shortened(rest, 20)}", kinds
+                )
+            raise refused(where, f"{shortened(rest, 20)!r} cannot be read", kinds)
         place = token.end()
         value = token[token.lastgroup or 0]
         match token.lastgroup:
@@ -90,7 +95,7 @@ def filter_sql(where: str, kinds: Kinds) -> str:
             case "name" | "quoted":
                 name = value.strip('`"')
                 if name not in columns:
-                    raise refused(where, f"{name} is not a field", kinds)
+                    raise refused(where, _unknown(name, where[place:], compared), kinds)
                 if compared is not None and not _comparable(compared.kind, columns[name].kind):
                     pair = " with ".join(f"{n} ({names_of_fields(kinds)[n]})" for n in (compared.name, name))
                     raise refused(where, f"it compares {pair}", kinds)
@@ -108,6 +113,15 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     if not has_column:
         raise refused(where, "it has no field", kinds)
     return f"({' '.join(found)})"  # without the parentheses, Lance would ignore what follows a complete condition
+
+
+def _unknown(name: str, rest: str, compared: _Column | None) -> str:
+    """Why a name that is no field cannot be used. `rest` follows the name; `compared` is the field before the name."""
+    if rest.lstrip().startswith("("):
+        return f"{name} is a function, and a filter cannot contain functions"
+    if compared is not None and compared.kind == "text":
+        return f"{name} is not a field; a text needs quotation marks, such as '{name}'"
+    return f"{name} is not a field"
 
 
 def _comparable(one: Kind, other: Kind) -> bool:
