@@ -19,6 +19,7 @@ from realm.documents.sources import RemoteFile, SourceFile
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.keys import KeyTable, key_of
+from realm.progress import progress
 from realm.ray_actors import READING_CORES, map_on_ray
 
 BLOCK_BYTES, BLOCK_FILES = 4 << 20, 64
@@ -139,7 +140,8 @@ def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable
     items = ((part, state_of(part.path)) for part in parts)
     prepare = partial(_prepare_redirects, Path.cwd())
     with closing(map_on_ray(prepare, items, address, cores_each=READING_CORES)) as found:
-        for part, one in zip(parts, found, strict=True):
+        read = progress(found, total=len(parts), description="read redirects", unit="part", leave=False)
+        for part, one in zip(parts, read, strict=True):
             if part.path not in damaged:
                 pairs, is_damaged = one or _redirects_of(part)
                 for title, target in pairs:

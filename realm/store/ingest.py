@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import math
 import shutil
 import warnings
 from collections import deque
@@ -45,6 +44,7 @@ from realm.store.tables.table import (
     commit,
     newest_version,
     open_table,
+    stream_rows,
     write_rows,
 )
 from realm.text.corpus import Annotations, Cut, Document, Passage, split_document
@@ -124,7 +124,7 @@ def build(
     rows: list[Row] = []
     bar = progress(total=total, description="build", unit="document", done=read.documents)
     with bar, KeyTable() as seen, annotated(stream, tagger) as found:
-        for batch in table.to_batches(columns=["id"]) if table else ():
+        for batch in stream_rows(work / TABLE, table, columns=["id"]) if table else ():
             for key in batch.column("id").to_pylist():
                 seen.put(key)
         for document, annotations in found:
@@ -359,14 +359,15 @@ def with_columns_of(
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:
     """Rewrites the table in files of a million rows, because the time of random access grows with the number of files."""
-    size = 8192
-    batches = progress(
-        table.to_batches(batch_size=size),
-        total=math.ceil(table.count_rows() / size),
-        description="pack",
-        unit="batch",
-    )
-    fragments = write_rows(work / TABLE, batches, table.schema, new=True)
+    bar = progress(total=table.count_rows(), description="pack", unit="passage")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in stream_rows(work / TABLE, table):
+            yield batch
+            bar.update(len(batch))
+
+    with bar:
+        fragments = write_rows(work / TABLE, batches(), table.schema, new=True)
     operation = LanceOperation.Overwrite(table.schema, fragments)
     return commit(work / TABLE, operation, table, {_READ: json.dumps(read._asdict())})
 

@@ -22,6 +22,7 @@ from realm.store.tables.table import (
     open_table,
     reading,
     remove_uncommitted,
+    stream_rows,
     uncommitted,
     versions_of,
     write_rows,
@@ -86,7 +87,7 @@ def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.Lance
     old = table.get_fragments()[first:]
     with uncommitted(path):
         with reading(table):
-            batches = table.scanner(fragments=old, batch_size=8192).to_batches()
+            batches = stream_rows(path, table, first)
             new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
         update = lance.LanceOperation.Update(
             removed_fragment_ids=[fragment.fragment_id for fragment in old],

@@ -264,6 +264,19 @@ def test_parts_of_a_dump_have_the_articles_of_the_dump(tmp_path: Path, monkeypat
     assert sum(isinstance(one, Record) for one in found) == 80
 
 
+def test_the_search_for_parts_and_the_first_reading_of_a_dump_show_their_progress(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr("realm.progress.EVERY", 0.0)
+    monkeypatch.setattr(multistream, "PART_BYTES", 4000)
+    path = write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(100))
+    parts_of(path)
+    places = len(range(4000, path.stat().st_size - 4000, 4000))
+    assert f"find parts: part {places} of {places} (100%)" in capsys.readouterr().err
+    next(dumps.dump(path, Limits()))
+    assert "read redirects: redirect 20," in capsys.readouterr().err
+
+
 def test_a_dump_whose_streams_do_not_begin_with_pages_is_not_split(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(multistream, "PART_BYTES", 2000)
     pages = pages_with_redirects(100)

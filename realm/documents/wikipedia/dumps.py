@@ -31,6 +31,7 @@ from realm.documents.wikipedia.multistream import DumpPart, opened_part
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
 from realm.keys import KeyTable, key_of
+from realm.progress import progress
 from realm.text.corpus import Link
 from realm.text.tagger_processes import usable_cores
 
@@ -59,7 +60,10 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores()) as workers:
         # Damage is reported when the dump is read again.
         with opened(path) as first, suppress(Unreadable, OSError, EOFError):
-            for title, target in _redirects(path, first):
+            found = _redirects(path, first)
+            for title, target in progress(
+                found, total=None, description="read redirects", unit="redirect", leave=False
+            ):
                 redirects.put(key_of(title), target)
         for one in _articles(path, file, limits, workers):
             yield resolved(one, redirects)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.documents.formats.compressed import decompressed
+from realm.progress import progress
 
 PART_BYTES = 8 << 20
 """Smallest size of a part in compressed bytes: about 4,000 pages, which need about a minute to be parsed."""
@@ -46,7 +47,8 @@ def parts_of(path: Path) -> list[DumpPart]:
             return []
         head = second.start()
         starts = [0]
-        for place in range(PART_BYTES, size - PART_BYTES, PART_BYTES):
+        places = range(PART_BYTES, size - PART_BYTES, PART_BYTES)
+        for place in progress(places, total=len(places), description="find parts", unit="part", leave=False):
             found = _STREAM.search(data, place, place + PART_BYTES)
             if found and _begins_with_page(data, found.start()):
                 starts.append(found.start())

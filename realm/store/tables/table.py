@@ -43,6 +43,9 @@ PASSAGES = "passages.lance"
 """The table of passages in a knowledge base."""
 TRIES = 5
 """Largest number of attempts at a change, if other processes change the same tables at the same time."""
+_COLUMN_BUFFER, _BUFFER = 8 << 20, 32 << 20
+"""Most bytes of a column, and of all columns, that wait in memory until they fill a page of a data file. Lance limits only the
+bytes of a column, and a table of passages has at least 20 columns."""
 _LAST = 2**64 - 1
 """The file name of the manifest of version v is this number minus v."""
 
@@ -149,7 +152,13 @@ def write_rows(
     mode = "create" if newest_version(path) is None else "overwrite" if new else "append"
     reader = pa.RecordBatchReader.from_batches(schema, rows)
     with writing_table(path):
-        fragments: list[FragmentMetadata] = write_fragments(reader, path, schema=schema, mode=mode)
+        fragments: list[FragmentMetadata] = write_fragments(
+            reader,
+            path,
+            schema=schema,
+            mode=mode,
+            data_cache_bytes=min(_COLUMN_BUFFER * len(schema), _BUFFER),
+        )
     written = {path / "data" / file.path: file.file_size_bytes for one in fragments for file in one.files}
     for file, size in written.items():  # Lance raises no error if the disk is full at the last file
         if size is not None and file.stat().st_size != size:
@@ -245,7 +254,8 @@ def commit(
         )
         with writing_table(path):
             try:
-                committed = lance.LanceDataset.commit(table or path, transaction)
+                # The session of `table` would keep the manifest of every version in memory.
+                committed = lance.LanceDataset.commit(path, transaction)
             except CommitConflictError as error:
                 raise _changed_meanwhile(path) from error
         try:
@@ -315,6 +325,25 @@ def take_rows(table: lance.LanceDataset, numbers: np.ndarray, columns: Sequence[
     if not parts:
         return table.to_table(columns=list(columns), limit=0)
     return pa.concat_tables(parts).take(place)
+
+
+def stream_rows(
+    path: Path, table: lance.LanceDataset, first: int = 0, columns: list[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the fragments from number `first` on, in order, without deleted rows; by default all columns.
+
+    The memory does not depend on the number of rows and files.
+    """
+    # The session of `table` would keep the metadata of every file in memory, about 0.2 MB per file.
+    uncached = lance.dataset(path, version=table.version, metadata_cache_size_bytes=0)
+    fragments = uncached.get_fragments()[first:]
+    yield from uncached.scanner(
+        columns=columns,
+        fragments=fragments,
+        batch_size=1024,
+        batch_readahead=2,
+        fragment_readahead=1,
+    ).to_batches()
 
 
 @contextmanager
