@@ -47,8 +47,8 @@ TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
 """Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
 TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
 """Core seconds per wordpiece of a build: for finding names with en_core_web_sm, and for all other work (docs/scaling.md)."""
-BUILD_BYTES, START_BYTES = 700, 5e8
-"""Bytes of memory of a build: per passage, and of a process without passages (docs/scaling.md)."""
+BUILD_BYTES, START_BYTES = 7e8, 5e8
+"""Bytes of memory of a build, and of a training process without passages (docs/scaling.md)."""
 WORDPIECE_BYTES = 5.75
 """Bytes of memory of a training process per wordpiece of the corpus: the wordpiece, sentences and spans (docs/scaling.md)."""
 
@@ -151,7 +151,7 @@ class Plan:
             "vectors_gb": count * (2 * self._embedder.dim + VECTOR_KEY_BYTES) / 1e9,
             "tagging_core_hours": pieces * TAGGING_SECONDS / 3600,
             "rest_core_hours": pieces * REST_SECONDS / 3600,
-            "build_memory_gb": (START_BYTES + count * BUILD_BYTES) / 1e9,
+            "build_memory_gb": BUILD_BYTES / 1e9,
             "process_memory_gb": (START_BYTES + pieces * WORDPIECE_BYTES) / 1e9,
         }
 

@@ -10,11 +10,11 @@ Offsets count characters of the text, and ends are exclusive.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version as installed
 from itertools import chain, islice
@@ -52,9 +52,8 @@ GROUP, GROUP_CHARS = 64, 100_000
 """Approximate limits of texts and of characters in a group, which is tagged in one call. A group takes a few seconds. Groups
 do not depend on the number of processes, so that results are rounded equally with any number of processes."""
 
-
-MOST_WORDS = 100_000
-"""Words that a spaCy pipeline keeps in memory: about 0.8 kB each."""
+MOST_WORDS = 50_000
+"""New words after which a spaCy pipeline is loaded again, because it keeps each word in memory: about 0.8 kB."""
 
 
 class Tagger(Protocol):
@@ -97,7 +96,7 @@ def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
     if not colon:
         kind, model = (name, "") if name in ("rules", "realm") else ("spacy", name)
     if kind == "rules" and not model:
-        return _SpacyTagger("rules", _sentence_splitter(), processes)
+        return _SpacyTagger("rules", _sentence_splitter, processes)
     if kind == "realm" and (model or not colon):
         return _NetworkTagger(name, NetworkTagger.load(Path(model) if model else PACKAGED), processes)
     if kind == "spacy" and model:
@@ -197,22 +196,41 @@ class _GroupTagger(ABC):
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations: ...
 
 
+class _Pipeline:
+    """A spaCy pipeline, and the function that loads it."""
+
+    def __init__(self, load: Callable[[], Language]):
+        self._load = load
+        self.language = load()
+        self._own_words = len(self.language.vocab.strings)
+
+    def forget(self) -> None:
+        """Loads the pipeline again if it has read more than `MOST_WORDS` new words.
+
+        The memory zones of spaCy 3.8 do not bound the memory: their tables of words grow with each new word.
+        """
+        if len(self.language.vocab.strings) - self._own_words > MOST_WORDS:
+            del self.language
+            gc.collect()  # the parts of a pipeline refer to each other
+            self.language = self._load()
+
+
 class _SpacyTagger(_GroupTagger):
     """A tagger that uses a spaCy pipeline. The pipeline finds sentences and, except for `rules`, entities."""
 
-    def __init__(self, name: str, pipeline: Language, processes: int):
+    def __init__(self, name: str, load: Callable[[], Language], processes: int):
         super().__init__(name, processes)
-        self._pipeline = pipeline
+        self._pipeline = _Pipeline(load)
 
     def version(self) -> str:
-        path = self._pipeline.path  # None for `rules`
+        path = self._pipeline.language.path  # None for `rules`
         return "" if path is None else f"spacy {installed('spacy')} {_folder_digest(path)}"
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
-            with _bounded(self._pipeline):
-                docs = self._pipeline.pipe(group, as_tuples=True, batch_size=GROUP)
-                found = [(self._read(doc), place) for doc, place in docs]
+            docs = self._pipeline.language.pipe(group, as_tuples=True, batch_size=GROUP)
+            found = [(self._read(doc), place) for doc, place in docs]
+            self._pipeline.forget()
             yield from found
 
     @staticmethod
@@ -259,14 +277,6 @@ def _load_annotate_group(name: str) -> Callable[[Group], list[list[tuple[Annotat
     return lambda group: [list(annotate(iter([group])))]
 
 
-def _bounded(pipeline: Language) -> AbstractContextManager[Any]:
-    """A context in which the pipeline forgets new words at the end, if it already knows `MOST_WORDS`.
-
-    Without the context, spaCy keeps each word that it reads in memory. In the context, new words take longer.
-    """
-    return pipeline.memory_zone() if len(pipeline.vocab.strings) > MOST_WORDS else nullcontext()
-
-
 def _ranges(doc: Doc) -> list[tuple[int, int]]:
     return [(sentence.start_char, sentence.end_char) for sentence in doc.sents]
 
@@ -280,11 +290,17 @@ def _sentence_splitter() -> Language:
 
 
 def _load_spacy(model: str, processes: int) -> _SpacyTagger:
-    import spacy
     from spacy.util import is_package
 
     if model in STAND_INS and not is_package(model):
         model = STAND_INS[model]
+    return _SpacyTagger(f"spacy:{model}", partial(_name_finder, model), processes)
+
+
+def _name_finder(model: str) -> Language:
+    """The parts of a spaCy pipeline that find sentences and names."""
+    import spacy
+
     try:
         pipeline = spacy.load(model)
     except (OSError, ValueError) as error:
@@ -308,7 +324,7 @@ def _load_spacy(model: str, processes: int) -> _SpacyTagger:
         pipeline.enable_pipe("senter")
     elif "sentencizer" not in pipeline.component_names:
         pipeline.add_pipe("sentencizer", first=True)
-    return _SpacyTagger(f"spacy:{model}", pipeline, processes)
+    return pipeline
 
 
 class _TokenClassifier:
@@ -317,7 +333,7 @@ class _TokenClassifier:
     def __init__(self, name: str, classify: Any):
         self.name = name
         self._classify = classify
-        self._splitter = _sentence_splitter()
+        self._splitter = _Pipeline(_sentence_splitter)
 
     def version(self) -> str:
         """A text that differs between two models or versions of transformers."""
@@ -330,8 +346,8 @@ class _TokenClassifier:
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:
-            with _bounded(self._splitter):
-                ranges = [sentences_of(text, _ranges(self._splitter(text))) for text, _ in group]
+            ranges = [sentences_of(text, _ranges(self._splitter.language(text))) for text, _ in group]
+            self._splitter.forget()
             sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
             found = iter(self._classify(sentences, batch_size=32) if sentences else [])
             for (text, place), own in zip(group, ranges, strict=True):
