@@ -36,6 +36,8 @@ _DIGITS = re.compile(r"[+-]?\d+")
 _OF_FILES = ("path", "modified")
 """Fields that `realm.documents` adds to each document from a file."""
 _WORDS = frozenset("and or not in is null like ilike between true false".split())
+_BEFORE_VALUE = frozenset("= != <> < <= > >= ( , in like ilike between and".split())
+"""What precedes the value of a comparison; after a field, `and` can only be that of `between`."""
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?!\w)|(?P<name>[^\W\d]\w*)"
     r"|(?P<quoted>`[^`]*`|\"[^\"]*\")|(?P<sign><=|>=|<>|!=|=|<|>|\(|\)|,))"
@@ -75,7 +77,7 @@ def filter_sql(where: str, kinds: Kinds) -> str:
         token = _TOKEN.match(where, place)
         if token is None:
             rest = where[place:].strip()
-            if rest.startswith("'"):
+            if rest[0] in "'\"":
                 raise refused(
                     where, f"the quotation mark is missing at the end of {shortened(rest, 20)}", kinds
                 )
@@ -95,7 +97,7 @@ def filter_sql(where: str, kinds: Kinds) -> str:
             case "name" | "quoted":
                 name = value.strip('`"')
                 if name not in columns:
-                    raise refused(where, _unknown(name, where[place:], compared), kinds)
+                    raise refused(where, _unknown(name, where[place:], compared, found), kinds)
                 if compared is not None and not _comparable(compared.kind, columns[name].kind):
                     pair = " with ".join(f"{n} ({names_of_fields(kinds)[n]})" for n in (compared.name, name))
                     raise refused(where, f"it compares {pair}", kinds)
@@ -115,12 +117,15 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     return f"({' '.join(found)})"  # without the parentheses, Lance would ignore what follows a complete condition
 
 
-def _unknown(name: str, rest: str, compared: _Column | None) -> str:
-    """Why a name that is no field cannot be used. `rest` follows the name; `compared` is the field before the name."""
+def _unknown(name: str, rest: str, compared: _Column | None, before: Sequence[str]) -> str:
+    """Why a name that is no field cannot be used.
+
+    `rest` follows the name, `before` precedes it, and `compared` is the last field of the comparison.
+    """
     if rest.lstrip().startswith("("):
-        return f"{name} is a function, and a filter cannot contain functions"
-    if compared is not None and compared.kind == "text":
-        return f"{name} is not a field; a text needs quotation marks, such as '{name}'"
+        return f"{name} is not a field, and a filter cannot contain functions"
+    if compared is not None and compared.kind == "text" and before[-1] in _BEFORE_VALUE:
+        return f"{name} is not a field; a text needs single quotation marks, such as {_quoted(name)}"
     return f"{name} is not a field"
 
 
@@ -262,8 +267,12 @@ def _example_literal(value: object) -> str | None:
         case "date" | "time":
             return f"'{column_value(value).isoformat()[:10]}'"
         case "text" if isinstance(value, str) and len(value) <= _LONGEST_EXAMPLE and value.isprintable():
-            return "'" + value.replace("'", "''") + "'"
+            return _quoted(value)
     return None
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 def _written(name: str) -> str:
