@@ -46,7 +46,7 @@ class RankingJson(TypedDict):
     unknown_relevant: int
     """Number of relevant documents that the knowledge base does not have; 0 if a file of rankings was measured."""
     unranked: int
-    """Number of queries without a ranking, such as queries that a file of rankings lacks. Their measures are 0."""
+    """Number of queries without a ranked document, such as queries that a file of rankings lacks. Their measures are 0."""
 
 
 class QueryOutcome(TypedDict):
@@ -109,7 +109,7 @@ class RankingReport(NamedTuple):
                 f"{self.unknown_relevant:,} relevant documents are not in the knowledge base, and count as not found"
             )
         if self.unranked:
-            lines.append(f"{self.unranked:,} queries have no ranking, and count as 0 %")
+            lines.append(f"{self.unranked:,} queries have no ranked document, and count as 0 %")
         return lines
 
 
@@ -171,7 +171,7 @@ def measure(collection: Collection, run: Run, unknown_relevant: int = 0) -> Rank
         ranked[query] = {document: -rank for rank, document in enumerate(best)}
     for found in ir_measures.iter_calc(list(of_measure), collection.grades, ranked):
         value_Q[of_measure[found.measure]][place[found.query_id]] = found.value
-    return RankingReport(collection, value_Q, unknown_relevant, len(place.keys() - run.keys()))
+    return RankingReport(collection, value_Q, unknown_relevant, sum(not run.get(query) for query in place))
 
 
 def count_unknown(kb: KnowledgeBase, collection: Collection) -> int:

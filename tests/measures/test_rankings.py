@@ -264,12 +264,12 @@ def test_only_a_search_by_words_needs_no_model(home, method) -> None:
 
 def test_a_query_without_a_ranking_counts_as_zero(home) -> None:
     collection = read_collection(home / "towns")
-    found = measure(collection, {"q0": {"b0": 2.0, "b4": 1.0}})
+    found = measure(collection, {"q0": {"b0": 2.0, "b4": 1.0}, "q1": {}})
     for value_Q in found.value_Q.values():
         assert value_Q[0] == pytest.approx(1.0)
         assert not value_Q[1:].any()
     assert found.as_dict()["unranked"] == len(collection.queries) - 1
-    assert f"{len(collection.queries) - 1} queries have no ranking" in found.lines()[-1]
+    assert f"{len(collection.queries) - 1} queries have no ranked document" in found.lines()[-1]
 
 
 # -- two models
