@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import lance
 
-from realm.errors import WriteFailed
+from realm.errors import InputError, WriteFailed
 from realm.folders import one_writer
 from realm.store.merged import settle_merged
 from realm.store.tables.digests import forget
@@ -20,7 +20,6 @@ from realm.store.tables.table import (
     manifest_of,
     newest_version,
     open_table,
-    reading,
     remove_uncommitted,
     stream_rows,
     uncommitted,
@@ -48,8 +47,8 @@ def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
     """If a table has more than `TIDY_EVERY` versions, merges small files and removes old versions -> the newest version.
 
     The order of the rows stays. The last files of the table are merged. Starting with the last file, a file is included if it
-    has at most twice as many rows as all later files together. So each row is rewritten O(log rows) times. If the disk is full,
-    the failure is only logged, because the change before this upkeep is already committed.
+    has at most twice as many rows as all later files together. So each row is rewritten O(log rows) times. If the disk is full
+    or a file is damaged, the failure is only logged, because the change before this upkeep is already committed.
     """
     if len(versions_of(path)) <= TIDY_EVERY:
         return table
@@ -62,7 +61,7 @@ def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
         if len(counts) - first > 1:
             table = _rewritten(path, table, first)
         remove_versions(path, TIDY_EVERY // 2)
-    except (ChangedMeanwhile, WriteFailed) as error:
+    except (ChangedMeanwhile, InputError, WriteFailed) as error:
         _log.warning("%s was not compacted: %s", path, error)
     return table
 
@@ -86,9 +85,8 @@ def _rewritten(path: Path, table: lance.LanceDataset, first: int) -> lance.Lance
     """
     old = table.get_fragments()[first:]
     with uncommitted(path):
-        with reading(table):
-            batches = stream_rows(path, table, first)
-            new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
+        batches = stream_rows(path, table, first)
+        new = write_rows(path, batches, table.schema) if sum(one.count_rows() for one in old) else []
         update = lance.LanceOperation.Update(
             removed_fragment_ids=[fragment.fragment_id for fragment in old],
             updated_fragments=[],

@@ -10,12 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from realm.errors import RealmError
-from realm.store import vectors
+from realm.errors import InputError, RealmError
+from realm.store import upkeep, vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import SCHEMA
-from realm.store.tables.table import commit, open_table, write_rows
+from realm.store.tables.table import commit, open_table, stream_rows, write_rows
 from realm.store.vectors import VectorsInfo
 from realm.text.corpus import Document
 from tests.store.tiny import TinyTagger, make
@@ -100,6 +100,23 @@ def test_damage_met_while_reading_is_said_in_one_line(folder: Path) -> None:
     for read in (lambda: kb.passages([0]), lambda: kb.tokens, lambda: kb.titles, lambda: list(kb)):
         with pytest.raises(RealmError, match=r"^.*cannot be read: .*; `realm kb verify` checks all files$"):
             read()
+
+
+def test_damage_met_while_rows_are_rewritten_is_said_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kb = KnowledgeBase.open(folder)
+    kb.add([Document(f"New {n}", f"It has {n} inns.", f"n{n}") for n in range(20)], TinyTagger())
+    for file in (folder / "passages.lance" / "data").iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    says = r"^.*cannot be read: .*; `realm kb verify` checks all files$"
+    with pytest.raises(InputError, match=says):
+        upkeep.compacted(folder / "passages.lance", kb.table)
+    with pytest.raises(InputError, match=says):
+        list(stream_rows(folder / "passages.lance", kb.table))
+    monkeypatch.setattr(upkeep, "TIDY_EVERY", 1)
+    assert upkeep.tidy(folder / "passages.lance", kb.table) is kb.table
+    assert "was not compacted" in caplog.text and "cannot be read" in caplog.text
 
 
 def test_a_file_without_a_checksum_is_found(folder: Path) -> None:

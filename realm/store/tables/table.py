@@ -148,17 +148,36 @@ def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
 def write_rows(
     path: Path, rows: Iterable[pa.RecordBatch], schema: pa.Schema, new: bool = False
 ) -> list[FragmentMetadata]:
-    """Writes rows to data files that belong to no version yet; with `new`, the table can have another schema."""
+    """Writes rows to data files that belong to no version yet; with `new`, the table can have another schema.
+
+    Raises:
+        RealmError: `rows` raised this error.
+        WriteFailed: the rows cannot be written.
+    """
+    failed: list[RealmError] = []
+
+    def passed_on() -> Iterator[pa.RecordBatch]:
+        try:
+            yield from rows
+        except RealmError as error:  # Lance raises an error of another class instead
+            failed.append(error)
+            raise
+
     mode = "create" if newest_version(path) is None else "overwrite" if new else "append"
-    reader = pa.RecordBatchReader.from_batches(schema, rows)
+    reader = pa.RecordBatchReader.from_batches(schema, passed_on())
     with writing_table(path):
-        fragments: list[FragmentMetadata] = write_fragments(
-            reader,
-            path,
-            schema=schema,
-            mode=mode,
-            data_cache_bytes=min(_COLUMN_BUFFER * len(schema), _BUFFER),
-        )
+        try:
+            fragments: list[FragmentMetadata] = write_fragments(
+                reader,
+                path,
+                schema=schema,
+                mode=mode,
+                data_cache_bytes=min(_COLUMN_BUFFER * len(schema), _BUFFER),
+            )
+        except Exception:
+            if failed:
+                raise failed[0] from None
+            raise
     written = {path / "data" / file.path: file.file_size_bytes for one in fragments for file in one.files}
     for file, size in written.items():  # Lance raises no error if the disk is full at the last file
         if size is not None and file.stat().st_size != size:
@@ -333,17 +352,21 @@ def stream_rows(
     """The rows of the fragments from number `first` on, in order, without deleted rows; by default all columns.
 
     The memory does not depend on the number of rows and files.
+
+    Raises:
+        InputError: a file is damaged.
     """
-    # The session of `table` would keep the metadata of every file in memory, about 0.2 MB per file.
-    uncached = lance.dataset(path, version=table.version, metadata_cache_size_bytes=0)
-    fragments = uncached.get_fragments()[first:]
-    yield from uncached.scanner(
-        columns=columns,
-        fragments=fragments,
-        batch_size=1024,
-        batch_readahead=2,
-        fragment_readahead=1,
-    ).to_batches()
+    with reading(table):
+        # The session of `table` would keep the metadata of every file in memory, about 0.2 MB per file.
+        uncached = lance.dataset(path, version=table.version, metadata_cache_size_bytes=0)
+        fragments = uncached.get_fragments()[first:]
+        yield from uncached.scanner(
+            columns=columns,
+            fragments=fragments,
+            batch_size=1024,
+            batch_readahead=2,
+            fragment_readahead=1,
+        ).to_batches()
 
 
 @contextmanager
