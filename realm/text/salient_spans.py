@@ -202,14 +202,21 @@ class _Pipeline:
     def __init__(self, load: Callable[[], Language]):
         self._load = load
         self.language = load()
+        self.digest = self._digest()
+        """Digest of the files from which the pipeline was loaded; "" if it has no files."""
         self._own_words = len(self.language.vocab.strings)
 
-    def forget(self) -> None:
-        """Loads the pipeline again if it has read more than `MOST_WORDS` new words.
+    def _digest(self) -> str:
+        path = self.language.path
+        return "" if path is None else _folder_digest(path)
 
-        The memory zones of spaCy 3.8 do not bound the memory: their tables of words grow with each new word.
+    def forget(self) -> None:
+        """Loads the pipeline again if it has read more than `MOST_WORDS` new words, and its files have not changed.
+
+        The memory zones of spaCy 3.8 do not bound the memory: their tables of words grow with each new word. A pipeline whose
+        files have changed stays in use, because what the tagger finds is kept under the digest of the files.
         """
-        if len(self.language.vocab.strings) - self._own_words > MOST_WORDS:
+        if len(self.language.vocab.strings) - self._own_words > MOST_WORDS and self._digest() == self.digest:
             del self.language
             gc.collect()  # the parts of a pipeline refer to each other
             self.language = self._load()
@@ -223,8 +230,8 @@ class _SpacyTagger(_GroupTagger):
         self._pipeline = _Pipeline(load)
 
     def version(self) -> str:
-        path = self._pipeline.language.path  # None for `rules`
-        return "" if path is None else f"spacy {installed('spacy')} {_folder_digest(path)}"
+        digest = self._pipeline.digest  # "" for `rules`
+        return digest and f"spacy {installed('spacy')} {digest}"
 
     def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
         for group in groups:

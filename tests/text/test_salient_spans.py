@@ -313,6 +313,19 @@ def test_the_words_of_a_long_corpus_do_not_stay_in_memory(tagger, monkeypatch) -
     assert len(vocabulary) < 1000  # in a memory zone, this number counts every new word again
 
 
+def test_a_pipeline_that_is_replaced_on_disk_while_it_is_used_stays_the_pipeline_that_was_loaded(
+    tagger, monkeypatch
+) -> None:
+    monkeypatch.setattr(salient_spans, "MOST_WORDS", 0)
+    monkeypatch.setattr(salient_spans, "GROUP", 2)
+    texts = [f"Ada met Bea and word{number}." for number in range(8)]
+    used = tagger({"Ada": "PERSON"})
+    expected, version = list(used.annotate(texts)), used.version()
+    other = tagger({"Bea": "PERSON"})  # in the same folder
+    assert list(used.annotate(texts)) == expected != list(other.annotate(texts))
+    assert used.version() == version != other.version()
+
+
 # --- a token classifier ---------------------------------------------------------------------------
 
 
