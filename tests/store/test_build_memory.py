@@ -43,18 +43,27 @@ def test_a_build_keeps_no_earlier_version_and_no_file_in_memory(
 
 
 def test_streamed_rows_are_all_rows_that_are_not_deleted_and_leave_no_metadata_in_memory(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[lance.LanceDataset] = []
+
+    def recorded(*args: Any, **settings: Any) -> lance.LanceDataset:
+        opened.append(dataset(*args, **settings))
+        return opened[-1]
+
+    dataset = lance.dataset
     kb = make(tmp_path / "kb")
     kb.delete(["d2", "d7"])
     kb.add([DOCUMENTS[3]._replace(text="Town 3 has two inns.", fields={"year": 2020})], TinyTagger())
     path = kb.folder / "passages.lance"
     table = open_table(path)
     before = cached(table)
+    monkeypatch.setattr(lance, "dataset", recorded)
     streamed = pa.Table.from_batches(stream_rows(path, table))
     assert cached(table) == before
+    assert len(opened) == 1 and cached(opened[0]) < 1000
     assert streamed == table.to_table()
-    assert cached(table) > before
+    assert cached(table) > before + 1000
 
 
 def test_few_bytes_of_a_table_with_many_columns_wait_for_their_page(tmp_path: Path) -> None:
