@@ -44,8 +44,8 @@ PASSAGES = "passages.lance"
 TRIES = 5
 """Largest number of attempts at a change, if other processes change the same tables at the same time."""
 _COLUMN_BUFFER, _BUFFER = 8 << 20, 32 << 20
-"""Most bytes of a column, and of all columns, that wait in memory until they fill a page of a data file. Lance limits only the
-bytes of a column, and a table of passages has at least 20 columns."""
+"""Most bytes of a column, and of all columns, that wait in memory until they fill a page of a data file. By default, Lance
+limits only the bytes of a column, and a table of passages has at least 20 columns."""
 _LAST = 2**64 - 1
 """The file name of the manifest of version v is this number minus v."""
 
