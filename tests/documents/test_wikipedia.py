@@ -1,11 +1,10 @@
-"""Dumps of a MediaWiki, ZIM archives, WikiExtractor's output and DPR's table: as their programs write them, and damaged."""
+"""Dumps of a MediaWiki, WikiExtractor's output and DPR's table: as their programs write them, and damaged."""
 
 import bz2
 import csv
 import gzip
 import json
 import time
-from io import BytesIO
 from pathlib import Path
 from random import Random
 from xml.sax.saxutils import escape
@@ -13,9 +12,6 @@ from xml.sax.saxutils import escape
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from libzim.writer import Creator, Hint, Item, StringProvider
-from warcio.statusandheaders import StatusAndHeaders
-from warcio.warcwriter import WARCWriter
 
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
@@ -25,20 +21,13 @@ from realm.documents.wikipedia.wikitext import read_wikitext
 from realm.errors import InputError
 from realm.keys import KeyTable, key_of
 from realm.text.corpus import Link
-from tests.documents.writers import HEAD, page, write_dump, write_multistream
+from tests.documents.writers import HEAD, page, read, write_dump, write_multistream
 
 TOWNS = {
     "Arden": "'''Arden''' is a town on the [[Ouse (river)|Ouse]].[[Datei:Arden.jpg|thumb|The [[town]]]]",
     "Brack": "'''Brack''' is a village.{{Coord|1|N}} It has {{convert|5|km|mi}} of walls.<ref>{{cite}}</ref>",
     "Croft & Sons": "A firm.\n== History ==\nIt began in 1900.\n== References ==\n* A book",
 }
-
-
-def read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
-    """Title -> text, and what was left out by reason."""
-    report = ReadingReport()
-    documents = list(read_documents([str(path)], report=report))
-    return {one.title: one.text for one in documents}, dict(report.reasons)
 
 
 # -- markup
@@ -293,82 +282,6 @@ def test_a_dump_whose_streams_do_not_begin_with_pages_is_not_split(tmp_path: Pat
         assert len(read(path)[0]) == 80
 
 
-# -- ZIM
-
-
-class _Page(Item):
-    def __init__(self, path: str, title: str, content: str, kind: str = "text/html"):
-        super().__init__()
-        self.values = path, title, content, kind
-
-    def get_path(self) -> str:
-        return self.values[0]
-
-    def get_title(self) -> str:
-        return self.values[1]
-
-    def get_mimetype(self) -> str:
-        return self.values[3]
-
-    def get_contentprovider(self) -> StringProvider:
-        return StringProvider(self.values[2])
-
-    def get_hints(self) -> dict[Hint, bool]:
-        return {Hint.FRONT_ARTICLE: self.values[3] == "text/html"}
-
-
-def write_zim(path: Path) -> Path:
-    with Creator(str(path)) as archive:
-        for title in ("Arden", "List of towns"):
-            body = f"<body><nav>menu</nav><h1>{title}</h1><p>{title} is old.</p></body>"
-            html = f"<html><head><title>{title}</title></head>{body}</html>"
-            archive.add_item(_Page(title.replace(" ", "_"), title, html))
-        archive.add_item(_Page("style.css", "", "p {}", "text/css"))
-        archive.add_redirection("Town", "Town", "Arden", {})
-    return path
-
-
-def test_a_zim_archive_gives_its_pages(tmp_path: Path) -> None:
-    texts, reasons = read(write_zim(tmp_path / "wiki.zim"))
-    assert texts == {"Arden": "Arden is old."}
-    assert reasons == {"lists, indexes and outlines": 1}
-
-
-def test_links_of_a_zim_archive_are_the_titles_of_its_pages(tmp_path: Path) -> None:
-    body = (
-        '<nav><a href="Ouse_(river)">menu</a></nav><h1><a href="Town">Arden</a></h1><p>Arden is <b>a'
-        '<a href="../A/Town"> <i>town</i></a></b> on the <a href="./Ouse_(river)#Bed">\n Ouse</a>.</p>'
-        '<h2>1 <a href="Ouse%20%3F">River</a></h2><p><a href="#top">Up</a>, <a href="https://a.b/c">out</a>, '
-        '<a href="s.css">style</a>, <a href="//[">bad</a>, <a href="gone">gone</a>, <a>none</a>, <a href="Ouse ?"></a>the end.'
-    )
-    with Creator(str(tmp_path / "wiki.zim")) as archive:
-        archive.add_item(_Page("A/Arden", "Arden", f"<html><body>{body}</p></body></html>"))
-        archive.add_item(_Page("A/Ouse_(river)", "Ouse (river)", "<p>A river.</p>"))
-        archive.add_item(_Page("A/Ouse ?", "Ouse?", "<p>A question.</p>"))
-        archive.add_item(_Page("A/s.css", "", "p {}", "text/css"))
-        archive.add_redirection("A/Town", "Town", "A/Settlement", {})
-        archive.add_item(_Page("A/Settlement", "Settlement", "<p>A place.</p>"))
-    documents = {one.title: one for one in read_documents([str(tmp_path / "wiki.zim")])}
-    arden = documents["Arden"]
-    assert arden.text == (
-        "Arden is a town on the Ouse.\n\n1 River\n\nUp, out, style, bad, gone, none, the end."
-    )
-    assert [(link.title, arden.text[link.start :].split()[0]) for link in arden.links or ()] == [
-        ("Settlement", "town"),
-        ("Ouse (river)", "Ouse."),
-        ("Ouse?", "River"),
-    ]
-    assert documents["Settlement"].links == ()
-
-
-def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
-    data = write_zim(tmp_path / "wiki.zim").read_bytes()
-    for damaged in (data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
-        (tmp_path / "wiki.zim").write_bytes(damaged)
-        with pytest.raises(InputError, match=r"wiki\.zim"):
-            list(read_documents([str(tmp_path / "wiki.zim")]))
-
-
 # -- WikiExtractor
 
 
@@ -471,64 +384,3 @@ def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
         list(read_documents([str(tmp_path / "x.tsv")]))
     (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
-
-
-# -- WARC
-
-
-def write_warc(path: Path, more: int = 0) -> Path:
-    """An archive as crawlers write it: requests beside responses, one of them compressed by the server, one an error."""
-    answers = [
-        ("http://a.b/1", "200 OK", {}, b"<title>Arden</title><nav>menu</nav><p>Arden is old.</p>"),
-        ("http://a.b/2", "404 Not Found", {}, b"<p>nothing</p>"),
-        (
-            "http://a.b/3",
-            "200 OK",
-            {"Content-Encoding": "gzip"},
-            gzip.compress(b"<h1>Brack</h1><p>Small.</p>"),
-        ),
-        (
-            "http://a.b/4",
-            "200 OK",
-            {},
-            "<meta charset=iso-8859-2><title>Łódź</title>Łódź.".encode("iso-8859-2"),
-        ),
-    ]
-    random = Random(0)
-    for number in range(more):  # that do not compress
-        body = f"<h1>{number}</h1><p>{random.randbytes(8000).hex()}</p>"
-        answers.append((f"http://a.b/more/{number}", "200 OK", {}, body.encode()))
-    with path.open("wb") as file:
-        writer = WARCWriter(file, gzip=path.suffix == ".gz")
-        for address, status, more, body in answers:
-            headers = [("Content-Type", "text/html"), *more.items()]
-            http = StatusAndHeaders(status, headers, protocol="HTTP/1.1")
-            writer.write_record(writer.create_warc_record(address, "request", http_headers=http))
-            writer.write_record(
-                writer.create_warc_record(address, "response", BytesIO(body), http_headers=http)
-            )
-        picture = StatusAndHeaders("200 OK", [("Content-Type", "image/png")], protocol="HTTP/1.1")
-        writer.write_record(
-            writer.create_warc_record("http://a.b/5", "response", BytesIO(b"\x89PNG"), http_headers=picture)
-        )
-    return path
-
-
-@pytest.mark.parametrize("name", ["crawl.warc", "crawl.warc.gz"])
-def test_an_archive_of_the_web_gives_its_pages(name: str, tmp_path: Path) -> None:
-    documents = list(read_documents([str(write_warc(tmp_path / name))]))
-    assert [(one.id, one.title, one.text) for one in documents] == [
-        ("http://a.b/1", "Arden", "Arden is old."),
-        ("http://a.b/3", "Brack", "Brack\n\nSmall."),
-        ("http://a.b/4", "Łódź", "Łódź."),
-    ]
-
-
-def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path: Path) -> None:
-    path = write_warc(tmp_path / "crawl.warc.gz", 40)
-    path.write_bytes(path.read_bytes()[:-30])
-    texts, reasons = read(path)
-    assert list(texts)[:20] == ["Arden", "Brack", "Łódź", *map(str, range(17))] and reasons == {"damaged": 1}
-    (tmp_path / "other.warc").write_text("This is no archive.\nAt all.\n")
-    with pytest.raises(InputError, match=r"other\.warc is damaged"):
-        list(read_documents([str(tmp_path / "other.warc")]))

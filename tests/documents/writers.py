@@ -1,4 +1,4 @@
-"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, and dumps of a MediaWiki."""
+"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, and dumps of a MediaWiki; `read` shows what realm reads."""
 
 import bz2
 import zipfile
@@ -10,6 +10,8 @@ import docx
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from fpdf import FPDF
+
+from realm.documents.reading import ReadingReport, read_documents
 
 SENTENCES = (
     "The town of Arden lies on the river Ouse between the sea and the hills.",
@@ -165,3 +167,10 @@ def write_multistream(path: Path, pages: Sequence[str], per_stream: int = 10) ->
     blocks = ["".join(pages[at : at + per_stream]) for at in range(0, len(pages), per_stream)]
     path.write_bytes(b"".join(bz2.compress(one.encode()) for one in (HEAD, *blocks, "</mediawiki>")))
     return path
+
+
+def read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
+    """Title -> text, and what was left out by reason."""
+    report = ReadingReport()
+    documents = list(read_documents([str(path)], report=report))
+    return {one.title: one.text for one in documents}, dict(report.reasons)
