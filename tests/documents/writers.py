@@ -1,4 +1,7 @@
-"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, and dumps of a MediaWiki; `read` shows what realm reads."""
+"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, and dumps of a MediaWiki.
+
+`read` gives what realm reads from a file.
+"""
 
 import bz2
 import zipfile
