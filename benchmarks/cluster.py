@@ -1,16 +1,17 @@
-"""Tagging, embedding and search in several processes and on Ray: weak and strong scaling, and the cost of the engines.
+"""Reading, tagging, embedding and search by several processes and on Ray: weak and strong scaling, and the cost of the engines.
 
     python benchmarks/cluster.py                            # 1 and 2 processes of one thread, all jobs: minutes
     python benchmarks/cluster.py --processes 1 2 4 --jobs embed search
 
-`plain` is one process without an engine. `processes` starts the processes of `kb build --processes` (tagging), one process per
-device as `realm index` does (embedding), or ranks that divide an index as in training (search). `ray` is a cluster on this
-machine with as many cores. `torchrun` is a training stage of a few steps.
+`plain` is one process without an engine; without Ray, files are always read by one process. `processes` starts the processes of
+`kb build --processes` (tagging), one process per device as `realm index` does (embedding), or ranks that divide an index as in
+training (search). `ray` is a cluster on this machine with as many cores. `torchrun` is a training stage of a few steps.
 
 Each job runs twice, each time in a new process: with little work, whose seconds are the column `start`, and with all work. The
 column `s` is the difference. In strong scaling the processes divide the same work; in weak scaling each process has the same
-amount of work. The efficiency is the time of `plain` over `s`, and for strong scaling also divided by the number of processes.
-More processes than cores cannot be faster. Prints a table, and one JSON object as the last line.
+amount of work. The column `plain s` is the same difference for `plain`. The efficiency is `plain s` over `s`, and for strong
+scaling also divided by the number of processes. More processes than cores cannot be faster. Prints a table, and one JSON object
+as the last line.
 """
 
 import argparse
@@ -28,11 +29,12 @@ import shared
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
 
-TEXTS, PASSAGES, VECTORS = 400, 400, 100_000
-"""Texts to tag, passages to embed and vectors to search for each process."""
+FILES, TEXTS, PASSAGES, VECTORS = 1024, 800, 4096, 1_000_000
+"""Files to read, texts to tag, passages to embed and vectors to search for each process. A process of a Ray cluster embeds
+4,096 passages at a time, so with fewer passages only one process would work."""
 LITTLE = 32
 """Number of texts, passages or vectors of a job with little work."""
-DIM, QUERIES, ROUNDS = 128, 64, 10
+DIM, QUERIES, ROUNDS = 128, 64, 20
 """Dimensions of the vectors, queries of a batch, and batches of a search."""
 STEPS = 6
 """Steps of the training stage."""
@@ -81,26 +83,26 @@ def scaled(job: str, processes: list[int], scale: float, folder: Path) -> Iterat
     amounts = sorted({LITTLE, *(each * count for count in processes)})
     if job == "embed":
         make_knowledge_bases(folder, amounts)
-    for engine in ("processes", "ray") if job != "search" else ("processes",):
+    for engine in ENGINES[job]:
         for count in processes:
             for scaling, amount in {"strong": each * most, "weak": each * count}.items():
-                start, whole = one(job, engine, count, amount, folder)
+                start, seconds = one(job, engine, count, amount, folder)
                 _, plain = one(job, "plain", 1, amount if scaling == "strong" else each, folder)
                 ideal = plain / count if scaling == "strong" else plain
                 yield {
                     "job": job, "engine": engine, "processes": count, "scaling": scaling, "amount": amount,
-                    "plain s": round(plain, 2), "start s": round(start, 2), "s": round(whole - start, 2),
-                    "efficiency": round(ideal / (whole - start), 2) if whole > start else None,
+                    "plain s": round(plain, 2), "start s": round(start, 2), "s": round(seconds, 2),
+                    "efficiency": round(ideal / seconds, 2) if seconds > 0 else None,
                 }  # fmt: skip
 
 
 @cache
 def one(job: str, engine: str, processes: int, amount: int, folder: Path) -> tuple[float, float]:
-    """Seconds of a job with little work, and with all work; each run has a new process."""
+    """Seconds of a job with little work, and the further seconds with all work; each run has a new process."""
     words = [job, engine, str(processes), str(amount), str(folder)]
     spent = shared.spent_by([sys.executable, __file__, "--one", *words], ONE_THREAD)
     start, whole = json.loads(spent.output.splitlines()[-1])
-    return start, whole
+    return start, whole - start
 
 
 def start_ray(processes: int) -> None:
@@ -110,6 +112,30 @@ def start_ray(processes: int) -> None:
 
     if not ray.is_initialized():
         ray.init(num_cpus=processes, include_dashboard=False, log_to_driver=False, configure_logging=False)
+
+
+def read(engine: str, processes: int, amount: int, folder: Path) -> float:
+    """Seconds to read HTML files, each with 100 paragraphs of about 200 words."""
+    from realm.documents.reading import read_documents
+    from realm.ray_actors import EngineConfig
+
+    documents = folder / f"pages{amount}"
+    documents.mkdir(exist_ok=True)
+    if not any(documents.iterdir()):
+        towns = folder / "towns"
+        towns.mkdir(exist_ok=True)
+        shared.made_up_towns(towns, 100)
+        lines = (towns / "towns.jsonl").read_text(encoding="utf-8").splitlines()
+        body = "".join(f"<p>{json.loads(line)['text']}</p>" for line in lines)
+        for number in range(amount):
+            page = f"<html><title>Page {number}</title><body><h1>Page {number}</h1>{body}</body></html>"
+            (documents / f"{number}.html").write_text(page, encoding="utf-8")
+    if engine == "ray":
+        start_ray(processes)
+    began = time.perf_counter()
+    found = read_documents([str(documents)], engine=EngineConfig("ray" if engine == "ray" else "local"))
+    assert sum(1 for _ in found) == amount
+    return time.perf_counter() - began
 
 
 def tag(engine: str, processes: int, amount: int, folder: Path) -> float:
@@ -142,7 +168,7 @@ def make_knowledge_bases(folder: Path, amounts: list[int]) -> None:
         shared.made_up_towns(documents, amount)
         build = "--config", "tiny", "--set", "passage_tokens=288"
         shared.run("kb", "build", str(documents / "towns.jsonl"), "--out", str(kb), *build)
-    size = "--set encoder.hidden=256 --set encoder.layers=4 --set encoder.heads=4 --set steps=0".split()
+    size = "--set encoder.hidden=128 --set encoder.layers=2 --set encoder.heads=2 --set steps=0".split()
     kb = folder / f"kb{amounts[0]}"
     shared.run("mlm", "--kb", str(kb), "--out", str(folder / "model"), "--config", "tiny", *size)
 
@@ -221,7 +247,7 @@ def trained(processes: list[int], folder: Path) -> Iterator[shared.Row]:
     shared.made_up_towns(documents, 500)
     shared.run("kb", "build", str(documents / "towns.jsonl"), "--out", str(kb), "--config", "tiny")
     settings = (
-        f"encoder.hidden=256 encoder.layers=4 encoder.heads=4 steps={STEPS} batch_size=16 log_every=1".split()
+        f"encoder.hidden=256 encoder.layers=4 encoder.heads=4 steps={STEPS} batch_size=64 log_every=1".split()
     )
     words = ["--kb", str(kb), "--config", "tiny", *(word for one in settings for word in ("--set", one))]
     for count in [0, *processes]:
@@ -239,8 +265,14 @@ def trained(processes: list[int], folder: Path) -> Iterator[shared.Row]:
         }  # fmt: skip
 
 
-JOBS = {"tag": tag, "embed": embed, "search": search}
-EACH = {"tag": TEXTS, "embed": PASSAGES, "search": VECTORS}
+JOBS = {"read": read, "tag": tag, "embed": embed, "search": search}
+EACH = {"read": FILES, "tag": TEXTS, "embed": PASSAGES, "search": VECTORS}
+ENGINES = {
+    "read": ["ray"],
+    "tag": ["processes", "ray"],
+    "embed": ["processes", "ray"],
+    "search": ["processes"],
+}
 
 
 if __name__ == "__main__":
