@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from realm.compare.results import Answered, Found, MadeBy, RowJson, StartJson, TableJson
+from realm.compare.results import Answered, Found, MadeBy, Retrieved, RowJson, StartJson, TableJson
 from realm.qa.scoring.metrics import RECALL_AT
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm
@@ -19,10 +19,13 @@ FOUND = (
 all questions and for answerable questions."""
 
 
+LESS = "REALM minus row, first 5"
+
+
 def tables(report: TableJson) -> list[list[list[str]]]:
     """The tables as rows of cells; the first row of each table is the heading.
 
-    The order is: answers and passages for each test, costs, starts for each test, and masked facts.
+    The order is: answers and passages for each test, costs, starts for each test, starts on masked facts, and kNN-LM.
     """
     found, rows, starts = [], report["rows"], report["starts"]
     tests = list(next(iter(starts.values()))["tests"])
@@ -31,6 +34,7 @@ def tables(report: TableJson) -> list[list[list[str]]]:
         found += [one(rows, test) for test in tests for one in of_test]
         found.append(_costs_table(rows))
     found += [_starts_table(starts, test) for test in tests]
+    found += _facts_table(starts)
     if report["masked_facts"] is not None:
         found.append(knn_lm.table(report["masked_facts"]))
     return found
@@ -91,20 +95,45 @@ def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
 
 
 def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, before training on questions, %", *FOUND, "REALM minus row, first 5"]]
+    table = [[f"{test}, before training on questions, %", *FOUND, LESS]]
     for name, start in starts.items():
         less = DASH if test not in start["less"] else difference(start["less"][test])
         table.append([name, *_recalls(start["tests"][test]), less])
     return table
 
 
+def _facts_table(starts: dict[str, StartJson]) -> list[list[list[str]]]:
+    """A list with the table, or without a table if there is only a published model."""
+    measured = {name: start["facts"] for name, start in starts.items() if start["facts"] is not None}
+    if not measured:
+        return []
+    n = next(iter(measured.values()))["retrieved"]["n"]
+    heading = [
+        f"{n:,} masked facts, before training on questions, %",
+        *FOUND[:2],
+        LESS,
+        "predicted",
+        "without passages",
+    ]
+    table = [heading]
+    for name, facts in measured.items():
+        less = DASH if facts["less"] is None else difference(facts["less"])
+        read = (
+            DASH if one is None else f"{one:.1f}"
+            for one in (facts["span_accuracy"], facts["span_accuracy_without"])
+        )
+        table.append([name, *_recall(facts["retrieved"]), less, *read])
+    return [table]
+
+
 def _recalls(found: Found) -> list[str]:
     """Cells of the columns `FOUND`."""
-    cells = []
-    for one in (found["all"], found["answerable"]):
-        shares = " / ".join(f"{one['recall'][str(k)]:.1f}" for k in RECALL_AT)
-        cells += [shares, f"{one['mrr']:.1f}"] if one["n"] else [DASH, DASH]
-    return cells
+    return [*_recall(found["all"]), *_recall(found["answerable"])]
+
+
+def _recall(one: Retrieved) -> list[str]:
+    shares = " / ".join(f"{one['recall'][str(k)]:.1f}" for k in RECALL_AT)
+    return [shares, f"{one['mrr']:.1f}"] if one["n"] else [DASH, DASH]
 
 
 def lines(report: TableJson) -> list[str]:

@@ -9,6 +9,7 @@ DIR/models/START[-SEED]               the starts, which are not trained on quest
 DIR/rows/ROW[-SEED]                   the systems trained on questions
 DIR/predictions/ROW[-SEED].TEST.jsonl answers with evidence
 DIR/reports/ROW[-SEED].TEST.json      scores, and the outcome of each question
+DIR/reports/probe-START[-SEED].json   retrieval and reading of masked facts, of a start or of BM25
 """
 
 import re
@@ -16,13 +17,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from realm.compare.rows import PUBLISHED, STARTS, Row
+from realm.compare.rows import BM25, PUBLISHED, STARTS, Row
 from realm.documents.sources import files_of
 from realm.errors import InputError
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.qa.question_files import read_questions
 from realm.settings import read_config
 from realm.stages.runner import Section, Stage
+from realm.store.settings import KnowledgeBaseConfig
 from realm.store.vectors import folder_of
 from realm.systems.system import SYSTEM, is_system
 from realm.train.pretrain import PretrainConfig
@@ -198,6 +200,11 @@ class Plan:
                 rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
+        if not read_config(KnowledgeBaseConfig, self.preset, "kb").held_out:
+            raise InputError(
+                "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
+                "in the preset tables"
+            )
         for source in (*self.data.corpus, *(self.data.text if self.uses_text else ())):
             files_of(source, None)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
@@ -286,6 +293,11 @@ class Plan:
         """Report on a row in a test. `name` is the name of a row, `retrieval-START` for a start, or `retrieval-bm25`."""
         return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
 
+    def probe(self, name: str, seed: int) -> Path:
+        """Report on a start or BM25 on masked facts."""
+        has_seeds = name != BM25 and self._has_seeds(name)
+        return self.folder / "reports" / f"probe-{self.named(name, seed) if has_seeds else name}.json"
+
     def predictions(self, name: str, seed: int, test: str) -> Path:
         return self.folder / "predictions" / f"{self.named(name, seed)}.{test}.jsonl"
 
@@ -358,9 +370,9 @@ class Plan:
     def measuring(self) -> Iterator[Stage]:
         """Stages that measure the retrieval of BM25 and of the starts, and the answers of each row."""
         for test, file in self.tests().items():
-            out = self.report("retrieval-bm25", self.config.seeds[0], test)
-            argv = self._command("evaluate", kb=self.kb, questions=file, method="bm25", out=out)
-            yield Stage(MEASURING, f"retrieve bm25 {test}", argv, out, quiet=True)
+            out = self.report(f"retrieval-{BM25}", self.config.seeds[0], test)
+            argv = self._command("evaluate", kb=self.kb, questions=file, method=BM25, out=out)
+            yield Stage(MEASURING, f"retrieve {BM25} {test}", argv, out, quiet=True)
         for place, seed in enumerate(self.config.seeds):
             for test, file in self.tests().items():
                 for start in self.before_questions():
@@ -392,11 +404,32 @@ class Plan:
                     )
                     called = f"evaluate {self.named(name, seed)} {test}"
                     yield Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True)
+        yield from self._probing()
         if self.predicts_spans:
             model = self.start_model("realm", self.config.seeds[0])
             argv = self._command("knn", kb=self.kb, model=model, out=self.datastore)
             report = self.datastore / "report.json"
             yield Stage(MEASURING, "knn", argv, report, (manifest_of(model),), quiet=True)
+
+    def probed(self) -> list[str]:
+        """The starts that are measured on masked facts: all except a published model, which has another knowledge base."""
+        return [name for name in self.starts() if name != PUBLISHED]
+
+    def _probing(self) -> Iterator[Stage]:
+        """Stages that measure the starts and BM25 on masked facts."""
+        for name in self.probed():
+            seeds = self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]
+            for seed in seeds:
+                yield self._probe(name, seed, self.start_model(name, seed))
+            if name == self.probed()[0]:  # the words of a query are the same for all models
+                yield self._probe(BM25, seeds[0], self.start_model(name, seeds[0]), method=BM25)
+
+    def _probe(self, name: str, seed: int, model: Path, **how: str) -> Stage:
+        out = self.probe(name, seed)
+        argv = self._command("probe", kb=self.kb, model=model, out=out, **how)
+        return Stage(
+            MEASURING, f"probe {self.named(name, seed)}", argv, out, (manifest_of(model),), quiet=True
+        )
 
     @property
     def predicts_spans(self) -> bool:

@@ -1,10 +1,11 @@
 """Draws a table as a picture: exact match of each row, recall of each start, 95 % intervals, and what the numbers depend on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.compare.layout import made_lines
-from realm.compare.results import TableJson
+from realm.compare.results import Retrieved, TableJson
 from realm.qa.scoring.significance import percent, wilson_interval
 
 
@@ -27,19 +28,26 @@ def panels(report: TableJson) -> list[Panel]:
             title = f"{test}: exact match, %"
             found.append(Panel(title, list(answered), [one["em"] for one in answered.values()], intervals))
         retrieved = {name: start["tests"][test]["all"] for name, start in report["starts"].items()}
-        shares = [one["recall"]["5"] for one in retrieved.values()]
-        intervals = [
-            _interval(share, one["n"]) for share, one in zip(shares, retrieved.values(), strict=True)
-        ]
         found.append(
-            Panel(
-                f"{test}: before training on questions, answer in the first 5, %",
-                list(retrieved),
-                shares,
-                intervals,
-            )
+            _starts_panel(f"{test}: before training on questions, answer in the first 5, %", retrieved)
+        )
+    facts = {
+        name: start["facts"]["retrieved"]
+        for name, start in report["starts"].items()
+        if start["facts"] is not None
+    }
+    if facts:
+        found.append(
+            _starts_panel("masked facts: before training on questions, fact in the first 5, %", facts)
         )
     return found
+
+
+def _starts_panel(title: str, retrieved: Mapping[str, Retrieved]) -> Panel:
+    """Recall@5 of BM25 and the starts."""
+    shares = {name: one["recall"]["5"] for name, one in retrieved.items()}
+    intervals = [_interval(share, retrieved[name]["n"]) for name, share in shares.items()]
+    return Panel(title, list(shares), list(shares.values()), intervals)
 
 
 def _interval(share: float, n: int) -> tuple[float, float]:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, Self, TypedDict
 import numpy as np
 
 from realm.compare.plan import Plan
-from realm.compare.rows import STARTS
+from realm.compare.rows import BM25, STARTS
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
 from realm.qa.predictions import Prediction, read_predictions
+from realm.qa.probe import ProbeFile
 from realm.qa.question_files import Question, read_questions
 from realm.qa.scoring.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
 from realm.qa.scoring.significance import (
@@ -28,9 +29,6 @@ from realm.qa.scoring.significance import (
 )
 from realm.systems.knn_lm import KnnJson
 from realm.systems.system import WEIGHTS, is_system, read_system
-
-WORDS = "bm25"
-"""Name of BM25 in the table of starts. A start is a model before training on questions (`realm.compare.rows.Start`)."""
 
 
 class Answered(TypedDict):
@@ -90,12 +88,27 @@ class RowJson(TypedDict):
     tests: dict[str, Tested]
 
 
+class FactsJson(TypedDict):
+    """Results on held-out masked facts. Shares are means over the seeds."""
+
+    retrieved: Retrieved
+    """A passage is right if it contains the masked span."""
+    span_accuracy: float | None
+    """Percentage of spans that the encoder predicts completely with retrieved passages; None for BM25."""
+    span_accuracy_without: float | None
+    """The same without passages."""
+    less: PairedDifference | None
+    """Recall@5 of the start realm minus recall@5 of this start; None for the start realm, and in a table without that start."""
+
+
 class StartJson(TypedDict):
-    """Retrieval of BM25 or of a start, without training on questions."""
+    """BM25 or a start, without training on questions."""
 
     tests: dict[str, Found]
     less: dict[str, PairedDifference]
     """Test -> recall@5 of the start realm minus recall@5 of this start."""
+    facts: FactsJson | None
+    """None for a published model."""
 
 
 class QuestionsJson(TypedDict):
@@ -145,7 +158,7 @@ def read(plan: Plan, made_by: MadeBy) -> TableJson:
     return {
         "made_by": made_by,
         "rows": _rows(plan, tests),
-        "starts": _starts(tests),
+        "starts": _starts(plan, tests),
         "masked_facts": read_json(plan.datastore / "report.json") if plan.predicts_spans else None,
     }
 
@@ -175,7 +188,7 @@ class _Test(NamedTuple):
 
         rank, start_rank = (
             of_rows("rank"),
-            {WORDS: outcomes(plan, f"retrieval-{WORDS}", test, seeds[:1], "rank")},
+            {BM25: outcomes(plan, f"retrieval-{BM25}", test, seeds[:1], "rank")},
         )
         for start in plan.before_questions():
             start_rank[start] = outcomes(plan, f"retrieval-{start}", test, seeds, "rank")
@@ -303,8 +316,9 @@ def _parameters(folder: Path, words: bool) -> int:
     return sum(value.numel() for file in files for value in load_tensors(file).values())
 
 
-def _starts(tests: dict[str, _Test]) -> dict[str, StartJson]:
+def _starts(plan: Plan, tests: dict[str, _Test]) -> dict[str, StartJson]:
     names = list(next(iter(tests.values())).start_rank)
+    facts = _facts(plan)
     return {
         name: {
             "tests": {key: _found(test.start_rank[name], test) for key, test in tests.items()},
@@ -313,6 +327,37 @@ def _starts(tests: dict[str, _Test]) -> dict[str, StartJson]:
                 for key, test in tests.items()
                 if "realm" in names and name != "realm"
             },
+            "facts": facts.get(name),
         }
         for name in names
     }
+
+
+def _facts(plan: Plan) -> dict[str, FactsJson]:
+    """BM25 or start -> results on masked facts."""
+    probed = plan.probed()
+    reports: dict[str, list[ProbeFile]] = {
+        name: [read_json(plan.probe(name, seed)) for seed in plan.config.seeds]
+        for name in ((BM25, *probed) if probed else ())
+    }
+    rank = {
+        name: np.array([[one["rank"] for one in report["outcomes"]] for report in seeds])
+        for name, seeds in reports.items()
+    }
+    return {
+        name: {
+            "retrieved": _retrieved(rank[name]),
+            "span_accuracy": _mean([report["span_accuracy"] for report in seeds]) if name != BM25 else None,
+            "span_accuracy_without": _mean([report["span_accuracy_without"] for report in seeds])
+            if name != BM25
+            else None,
+            "less": paired_difference(rank["realm"], rank[name])
+            if "realm" in probed and name != "realm"
+            else None,
+        }
+        for name, seeds in reports.items()
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return round(float(np.mean(values)), 2)

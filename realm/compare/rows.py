@@ -25,6 +25,8 @@ class Start(NamedTuple):
 
 
 PUBLISHED = "published"
+BM25 = "bm25"
+"""Name of BM25 in the table of starts."""
 
 STARTS = {
     "encoder": Start("", "mlm"),

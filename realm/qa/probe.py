@@ -25,7 +25,7 @@ from realm.model.folder import Model, load_model
 from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
 from realm.progress import progress
-from realm.qa.scoring.metrics import RANKS, recall_at
+from realm.qa.scoring.metrics import RANKS, RECALL_AT, recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -67,7 +67,8 @@ class ProbeJson(ReadingJson):
 class ProbeOutcome(TypedDict):
     """The outcome of one query.
 
-    `passage` is the id of the query's passage. `rank` is the rank of the first positive, counted from 1; 0 if there is none.
+    `passage` is the id of the query's passage. `rank` is the rank of the first positive, counted from 1; 0 if none of the first
+    100 passages is a positive.
     """
 
     passage: str
@@ -237,10 +238,11 @@ def probe(
         )
     with autocast(model.device, config.precision):
         query_BD = embed_queries(model, queries)
+        depth = max(RECALL_AT)
         ranks = (
-            first_positives_bm25(queries, kb)
+            first_positives_bm25(queries, kb, depth)
             if method == "bm25"
-            else first_positives(queries, query_BD, index, kb.tokens)
+            else first_positives(queries, query_BD, index, kb.tokens, depth)
         )
         reading = read_queries(
             model, queries[: config.read], query_BD[: config.read], index, kb.tokens, spans

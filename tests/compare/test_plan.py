@@ -1,6 +1,7 @@
 """The parts of a table: rows, starts, documents and questions, and what is refused before the first stage."""
 
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def test_rows_and_starts_are_made_after_what_they_need() -> None:
     assert plan(rows=("orqa",)).starts() == ["encoder", "ict"]
 
 
-def test_rows_that_cannot_be_made_are_refused() -> None:
+def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="no row 'atlas'"):
         plan(rows=("atlas",)).rows()
     with pytest.raises(InputError, match="realm-x needs another corpus"):
@@ -41,6 +42,10 @@ def test_rows_that_cannot_be_made_are_refused() -> None:
     with pytest.raises(InputError, match="published needs published weights"):
         plan(rows=("published",)).rows()
     assert list(plan().rows()) == [name for name in TABLE_1 if name not in ("realm-x", "published")]
+    preset = tmp_path / "none.toml"
+    preset.write_text("[kb]\nheld_out = 0.0\n")
+    with pytest.raises(InputError, match="held_out is 0"):
+        replace(plan(), preset=str(preset)).check()
     with pytest.raises(InputError, match="the row stale rebuilds the index every 30 "):
         plan(TABLE_2, rows=("stale",)).check()
 

@@ -116,6 +116,34 @@ def test_report_says_what_an_independent_scorer_computes_from_the_saved_files(
     assert any(0 < start["tests"][test]["all"]["recall"]["5"] < 100 for start in report["starts"].values())
 
 
+def test_every_start_is_measured_on_the_same_masked_facts(home, compared, ablated) -> None:
+    for folder, report in ((home.table1, compared), (home.table2, ablated)):
+        probed = {
+            name: json.loads((folder / "reports" / f"probe-{name}.json").read_text())
+            for name in report["starts"]
+        }
+        facts = {name: start["facts"] for name, start in report["starts"].items()}
+        passages = [[one["passage"] for one in probe["outcomes"]] for probe in probed.values()]
+        assert passages[0] and all(own == passages[0] for own in passages)
+        hits = {}
+        for name, probe in probed.items():
+            hits[name] = [0 < one["rank"] <= 5 for one in probe["outcomes"]]
+            assert facts[name]["retrieved"]["n"] == len(hits[name])
+            assert facts[name]["retrieved"]["recall"]["5"] == pytest.approx(100 * mean(hits[name]), abs=0.006)
+        for name, one in facts.items():
+            assert (one["less"] is None) == (name == "realm")
+            if one["less"] is not None:
+                points = 100 * (mean(hits["realm"]) - mean(hits[name]))
+                assert one["less"]["points"] == pytest.approx(points, abs=0.006)
+            if name == "bm25":
+                assert one["span_accuracy"] is None
+            else:
+                assert one["span_accuracy"] == pytest.approx(probed[name]["span_accuracy"], abs=0.006)
+    facts = {name: start["facts"]["retrieved"] for name, start in ablated["starts"].items()}
+    assert facts["realm-retriever"] == facts["realm"]
+    assert facts["realm-encoder"] == facts["ict"]
+
+
 def test_report_says_how_many_passages_were_read(home, compared) -> None:
     for name, row in compared["rows"].items():
         lines = [
@@ -161,7 +189,8 @@ def test_saved_predictions_score_as_the_table(home, compared, capsys) -> None:
 def test_the_picture_shows_every_value_within_its_interval(home, compared) -> None:
     assert (home.table1 / "table1.png").read_bytes().startswith(b"\x89PNG")
     drawn = plots.panels(compared)
-    assert [len(panel.labels) for panel in drawn] == [len(compared["rows"]), len(compared["starts"])] * 2
+    rows, starts = len(compared["rows"]), len(compared["starts"])
+    assert [len(panel.labels) for panel in drawn] == [rows, starts, rows, starts, starts]
     for panel in drawn:
         for value, (low, high) in zip(panel.values, panel.intervals, strict=True):
             assert low - 0.01 <= value <= high + 0.01
@@ -268,6 +297,13 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     ]
     one = report["starts"]["realm"]["tests"]["spans"]["all"]
     assert one["recall"]["5"] == pytest.approx(mean(reports), abs=0.006)
+    reports = [
+        json.loads((folder / "reports" / f"probe-{name}.json").read_text())["recall"]["5"]
+        for name in ("realm", "realm-1")
+    ]
+    assert report["starts"]["realm"]["facts"]["retrieved"]["recall"]["5"] == pytest.approx(
+        mean(reports), abs=0.006
+    )
     assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
 
 
