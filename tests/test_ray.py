@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -316,6 +318,32 @@ def test_cluster_builds_the_knowledge_base_of_one_process(cluster, sources, monk
             if one.get("where") == "corpus/cut.xml.bz2":
                 one["problem"] = ""
         assert lines == others and lines
+
+
+@pytest.mark.slow
+def test_killed_build_on_a_cluster_continues_after_its_last_commit(cluster, sources, capsys) -> None:
+    build = ["kb", "build", *sources, "--tagger", "rules", "--set", "commit_every=100", "--json", "--out"]
+    assert main([*build, "local", "--processes", "1"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    command = [*build, "killed", "--engine", "ray", "--ray-address", cluster.address]
+    with subprocess.Popen([sys.executable, "-m", "realm", *command], stderr=subprocess.PIPE) as killed:
+        while killed.poll() is None and committed() < 500:
+            time.sleep(0.01)
+        killed.kill()
+        assert killed.wait() == -signal.SIGKILL, killed.stderr and killed.stderr.read().decode()
+    assert not Path("killed").exists() and 500 <= committed() < expected["passages"]
+    assert main(command) == 0
+    assert json.loads(capsys.readouterr().out) == expected
+    one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "killed"))
+    assert one.equals(other)
+
+
+def committed() -> int:
+    """Number of passages of the unfinished knowledge base `killed`."""
+    try:
+        return int(lance.dataset(Path("killed.building", "passages.lance")).count_rows())
+    except (ValueError, OSError):  # there is no commit yet
+        return 0
 
 
 @pytest.mark.slow
