@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -123,14 +124,20 @@ def test_a_rank_that_never_starts_is_an_error_after_a_limit(rank: int, missing: 
 
 @pytest.fixture
 def start(tiny_kb, tiny_model_folder, tmp_path):
-    """Starts a pre-training run in so many processes."""
+    """Starts a pre-training run in so many processes; with `machine` 1 or 2, on one of two machines."""
+    port = free_port()
 
     def begin(
-        name: str, processes: int, *, settings: Sequence[str] = (), restarts: int = 0
+        name: str, processes: int, *, settings: Sequence[str] = (), restarts: int = 0, machine: int = 0
     ) -> subprocess.Popen:
         arguments = pretraining(tiny_kb, tiny_model_folder, [*SETTINGS, *settings])
-        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+        launch = torchrun if processes > 1 or machine else []
         launch += ["--max-restarts", str(restarts)] if restarts else []
+        if machine:
+            launch += f"--nnodes {1 if restarts else 2}:2 --rdzv-id {name} --rdzv-backend c10d".split()
+            launch += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", f"127.0.0.{machine}"]
+            launch += ["--rdzv-conf", f"is_host={machine == 1}"]  # both addresses are those of this machine
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *launch, "-m", "realm", *arguments, "--out", str(tmp_path / name)],
@@ -138,6 +145,12 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
             )  # fmt: skip
 
     return begin
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def assert_same_curve(one: Path, other: Path) -> None:
@@ -209,6 +222,22 @@ def workers_of(torchrun: subprocess.Popen) -> list[int]:
         return next(int(word.removeprefix("RANK=")) for word in words if word.startswith("RANK="))
 
     return sorted(children_of(torchrun.pid), key=rank)
+
+
+@pytest.mark.slow
+def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_path) -> None:
+    """A machine is an agent of torchrun with an address of its own."""
+    assert start("whole", 1).wait() == 0
+    both = [start("both", 1, machine=machine) for machine in (1, 2)]
+    assert [agent.wait(timeout=600) for agent in both] == [0, 0], (tmp_path / "both.log").read_text()
+    assert_same_curve(tmp_path / "both", tmp_path / "whole")
+    left, dead = (start("run", 1, machine=machine, restarts=3) for machine in (1, 2))
+    wait_for_checkpoint(tmp_path, "run", left)
+    for killed in (dead.pid, *children_of(dead.pid)):
+        os.kill(killed, signal.SIGKILL)
+    dead.wait()
+    assert left.wait(timeout=600) == 0, (tmp_path / "run.log").read_text()
+    assert_same_curve(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.slow
