@@ -7,11 +7,11 @@
 `kb build --processes` (tagging), one process per device as `realm index` does (embedding), or ranks that divide an index as in
 training (search). `ray` is a cluster on this machine with as many cores. `torchrun` is a training stage of a few steps.
 
-Each job runs twice, each time in a new process: with little work, whose seconds are the column `start`, and with all work. The
-column `s` is the difference. In strong scaling the processes divide the same work; in weak scaling each process has the same
-amount of work. The column `plain s` is the same difference for `plain`. The efficiency is `plain s` over `s`, and for strong
-scaling also divided by the number of processes. More processes than cores cannot be faster. Prints a table, and one JSON object
-as the last line.
+Each job runs in a new process: first as a warm-up, then with little work, whose seconds are the column `start`, and then with
+all work. The column `s` is the difference of the last two, and `plain s` is the same difference for `plain`. In strong scaling
+the processes divide the same work; in weak scaling each process has the same amount of work. The efficiency is `plain s` over
+`s`, and for strong scaling also divided by the number of processes. More processes than cores cannot be faster. Prints a table,
+and one JSON object as the last line.
 """
 
 import argparse
@@ -33,7 +33,7 @@ FILES, TEXTS, PASSAGES, VECTORS = 1024, 800, 4096, 1_000_000
 """Files to read, texts to tag, passages to embed and vectors to search for each process. A process of a Ray cluster embeds
 4,096 passages at a time, so with fewer passages only one process would work."""
 LITTLE = 32
-"""Number of texts, passages or vectors of a job with little work."""
+"""Number of files, texts, passages or vectors of a job with little work."""
 DIM, QUERIES, ROUNDS = 128, 64, 20
 """Dimensions of the vectors, queries of a batch, and batches of a search."""
 STEPS = 6

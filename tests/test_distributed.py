@@ -233,7 +233,9 @@ def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_
     assert_same_curve(tmp_path / "both", tmp_path / "whole")
     left, dead = (start("run", 1, machine=machine, restarts=3) for machine in (1, 2))
     wait_for_checkpoint(tmp_path, "run", left)
-    for killed in (dead.pid, *children_of(dead.pid)):
+    (worker,) = children_of(dead.pid)
+    assert "WORLD_SIZE=2" in Path(f"/proc/{worker}/environ").read_text().split("\0")
+    for killed in (dead.pid, worker):
         os.kill(killed, signal.SIGKILL)
     dead.wait()
     assert left.wait(timeout=600) == 0, (tmp_path / "run.log").read_text()

@@ -34,9 +34,10 @@ from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
 from realm.ray_actors import RESULTS_AHEAD, EngineConfig, map_on_ray
 from realm.store import unfinished, vectors
-from realm.store.ingest import build
+from realm.store.ingest import build, split
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.settings import KnowledgeBaseConfig
+from realm.text.corpus import Document
 from realm.text.salient_spans import load_tagger
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import tiny_documents
@@ -321,19 +322,34 @@ def test_cluster_builds_the_knowledge_base_of_one_process(cluster, sources, monk
 
 
 @pytest.mark.slow
-def test_killed_build_on_a_cluster_continues_after_its_last_commit(cluster, sources, capsys) -> None:
-    build = ["kb", "build", *sources, "--tagger", "rules", "--set", "commit_every=100", "--json", "--out"]
-    assert main([*build, "local", "--processes", "1"]) == 0
+def test_killed_build_on_a_cluster_continues_after_its_last_commit(
+    cluster, sources, monkeypatch, capsys
+) -> None:
+    splits: list[str] = []
+
+    def noted(document: Document, *others: Any) -> Any:
+        splits.append(document.id)
+        return split(document, *others)
+
+    monkeypatch.setattr("realm.store.ingest.split", noted)
+    words = ["kb", "build", *sources, "--tagger", "rules", "--set", "commit_every=100", "--json", "--out"]
+    assert main([*words, "local", "--processes", "1"]) == 0
     expected = json.loads(capsys.readouterr().out)
-    command = [*build, "killed", "--engine", "ray", "--ray-address", cluster.address]
-    with subprocess.Popen([sys.executable, "-m", "realm", *command], stderr=subprocess.PIPE) as killed:
-        while killed.poll() is None and committed() < 500:
-            time.sleep(0.01)
-        killed.kill()
-        assert killed.wait() == -signal.SIGKILL, killed.stderr and killed.stderr.read().decode()
-    assert not Path("killed").exists() and 500 <= committed() < expected["passages"]
+    every = splits.copy()
+    command = [*words, "killed", "--engine", "ray", "--ray-address", cluster.address]
+    with Path("killed.log").open("wb") as log:
+        killed = subprocess.Popen([sys.executable, "-m", "realm", *command], stdout=log, stderr=log)
+    end = time.monotonic() + 300
+    while committed() < 500:
+        assert killed.poll() is None and time.monotonic() < end, Path("killed.log").read_text()
+        time.sleep(0.01)
+    killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    assert not Path("killed").exists() and committed() < expected["passages"]
+    splits.clear()
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out) == expected
+    assert splits and len(splits) <= len(every) - 400 and splits == every[-len(splits) :]
     one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "killed"))
     assert one.equals(other)
 

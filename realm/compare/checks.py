@@ -6,7 +6,7 @@ from typing import TypedDict
 import numpy as np
 
 from realm.compare.plan import Plan
-from realm.compare.results import TableJson, outcomes
+from realm.compare.results import TableJson, measured_facts, outcomes
 from realm.errors import InputError, RealmError
 from realm.files import read_json
 from realm.qa.predictions import read_predictions
@@ -71,9 +71,8 @@ def scores_of(report: TableJson) -> dict[str, float]:
         for test, one in start["tests"].items()
     }
     scores |= {
-        f"start {name}, masked facts, first 5": start["facts"]["retrieved"]["recall"]["5"]
-        for name, start in report["starts"].items()
-        if start["facts"] is not None
+        f"start {name}, masked facts, first 5": facts["retrieved"]["recall"]["5"]
+        for name, facts in measured_facts(report).items()
     }
     return scores
 

@@ -2,7 +2,17 @@
 
 import numpy as np
 
-from realm.compare.results import Answered, Found, MadeBy, Retrieved, RowJson, StartJson, TableJson
+from realm.compare.results import (
+    Answered,
+    FactsJson,
+    Found,
+    MadeBy,
+    Retrieved,
+    RowJson,
+    StartJson,
+    TableJson,
+    measured_facts,
+)
 from realm.qa.scoring.metrics import RECALL_AT
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm
@@ -17,9 +27,8 @@ FOUND = (
 )
 """Headings of columns: share of questions with an answer in the first 1, 5, 20 and 100 passages, and mean reciprocal rank; for
 all questions and for answerable questions."""
-
-
 LESS = "REALM minus row, first 5"
+"""Heading of the column with differences of recall@5."""
 
 
 def tables(report: TableJson) -> list[list[list[str]]]:
@@ -34,7 +43,8 @@ def tables(report: TableJson) -> list[list[list[str]]]:
         found += [one(rows, test) for test in tests for one in of_test]
         found.append(_costs_table(rows))
     found += [_starts_table(starts, test) for test in tests]
-    found += _facts_table(starts)
+    if facts := measured_facts(report):
+        found.append(_facts_table(facts))
     if report["masked_facts"] is not None:
         found.append(knn_lm.table(report["masked_facts"]))
     return found
@@ -102,28 +112,13 @@ def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
     return table
 
 
-def _facts_table(starts: dict[str, StartJson]) -> list[list[list[str]]]:
-    """A list with the table, or without a table if there is only a published model."""
-    measured = {name: start["facts"] for name, start in starts.items() if start["facts"] is not None}
-    if not measured:
-        return []
+def _facts_table(measured: dict[str, FactsJson]) -> list[list[str]]:
     n = next(iter(measured.values()))["retrieved"]["n"]
-    heading = [
-        f"{n:,} masked facts, before training on questions, %",
-        *FOUND[:2],
-        LESS,
-        "predicted",
-        "without passages",
-    ]
-    table = [heading]
+    table = [[f"{n:,} masked facts, before training on questions, %", *FOUND[:2], LESS]]
     for name, facts in measured.items():
         less = DASH if facts["less"] is None else difference(facts["less"])
-        read = (
-            DASH if one is None else f"{one:.1f}"
-            for one in (facts["span_accuracy"], facts["span_accuracy_without"])
-        )
-        table.append([name, *_recall(facts["retrieved"]), less, *read])
-    return [table]
+        table.append([name, *_recall(facts["retrieved"]), less])
+    return table
 
 
 def _recalls(found: Found) -> list[str]:

@@ -200,7 +200,7 @@ class Plan:
                 rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
-        if not read_config(KnowledgeBaseConfig, self.preset, "kb").held_out:
+        if self.probed() and not read_config(KnowledgeBaseConfig, self.preset, "kb").held_out:
             raise InputError(
                 "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
                 "in the preset tables"
@@ -272,12 +272,20 @@ class Plan:
         return name if seed == self.config.seeds[0] else f"{name}-{seed}"
 
     def start_model(self, name: str, seed: int) -> Path:
-        """Folder of a start. The encoders and the published model are the same for all seeds."""
-        return self.folder / "models" / (self.named(name, seed) if self._has_seeds(name) else name)
+        """Folder of a start."""
+        return self.folder / "models" / self._named_start(name, seed)
+
+    def _named_start(self, name: str, seed: int) -> str:
+        """The name of a start or of BM25, followed by the seed if there is a file for each seed."""
+        return self.named(name, seed) if self._has_seeds(name) else name
+
+    def _seeds_of(self, start: str) -> tuple[int, ...]:
+        return self.config.seeds if self._has_seeds(start) else self.config.seeds[:1]
 
     @staticmethod
     def _has_seeds(start: str) -> bool:
-        return STARTS[start].made_by not in ("mlm", "published")
+        """Whether a start depends on the seed. BM25, the encoders and the published model do not depend on the seed."""
+        return start != BM25 and STARTS[start].made_by not in ("mlm", "published")
 
     def kb_of(self, start: str) -> Path:
         """The knowledge base from which a start retrieves."""
@@ -295,8 +303,7 @@ class Plan:
 
     def probe(self, name: str, seed: int) -> Path:
         """Report on a start or BM25 on masked facts."""
-        has_seeds = name != BM25 and self._has_seeds(name)
-        return self.folder / "reports" / f"probe-{self.named(name, seed) if has_seeds else name}.json"
+        return self.folder / "reports" / f"probe-{self._named_start(name, seed)}.json"
 
     def predictions(self, name: str, seed: int, test: str) -> Path:
         return self.folder / "predictions" / f"{self.named(name, seed)}.{test}.jsonl"
@@ -322,13 +329,21 @@ class Plan:
             yield Stage(QUESTIONS, "questions", argv, self.made / "dev.jsonl")
 
     def starting(self) -> Iterator[Stage]:
-        """Stages that make the starts, and compute the vectors of passages with each start."""
+        """Stages that make the starts, compute the vectors of passages, and measure each start on masked facts.
+
+        Each start is measured at once, so that a corpus without masked facts is reported before the long training.
+        """
         for name in self.starts():
-            for seed in self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]:
+            for seed in self._seeds_of(name):
                 if name != PUBLISHED:
                     yield self._make_start(name, seed)
                 if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
                     yield self._index(name, seed)
+                if name in self.probed():
+                    yield self._probe(self.start_model(name, seed), self.probe(name, seed))
+            if name == "encoder":
+                first = self.config.seeds[0]
+                yield self._probe(self.start_model(name, first), self.probe(BM25, first), method=BM25)
 
     def _make_start(self, name: str, seed: int) -> Stage:
         start, out = STARTS[name], self.start_model(name, seed)
@@ -404,7 +419,6 @@ class Plan:
                     )
                     called = f"evaluate {self.named(name, seed)} {test}"
                     yield Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True)
-        yield from self._probing()
         if self.predicts_spans:
             model = self.start_model("realm", self.config.seeds[0])
             argv = self._command("knn", kb=self.kb, model=model, out=self.datastore)
@@ -415,21 +429,9 @@ class Plan:
         """The starts that are measured on masked facts: all except a published model, which has another knowledge base."""
         return [name for name in self.starts() if name != PUBLISHED]
 
-    def _probing(self) -> Iterator[Stage]:
-        """Stages that measure the starts and BM25 on masked facts."""
-        for name in self.probed():
-            seeds = self.config.seeds if self._has_seeds(name) else self.config.seeds[:1]
-            for seed in seeds:
-                yield self._probe(name, seed, self.start_model(name, seed))
-            if name == self.probed()[0]:  # the words of a query are the same for all models
-                yield self._probe(BM25, seeds[0], self.start_model(name, seeds[0]), method=BM25)
-
-    def _probe(self, name: str, seed: int, model: Path, **how: str) -> Stage:
-        out = self.probe(name, seed)
+    def _probe(self, model: Path, out: Path, **how: str) -> Stage:
         argv = self._command("probe", kb=self.kb, model=model, out=out, **how)
-        return Stage(
-            MEASURING, f"probe {self.named(name, seed)}", argv, out, (manifest_of(model),), quiet=True
-        )
+        return Stage(STARTING, out.stem, argv, out, (manifest_of(model),), quiet=True)
 
     @property
     def predicts_spans(self) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.compare.layout import made_lines
-from realm.compare.results import Retrieved, TableJson
+from realm.compare.results import Retrieved, TableJson, measured_facts
 from realm.qa.scoring.significance import percent, wilson_interval
 
 
@@ -19,7 +19,7 @@ class Panel(NamedTuple):
 
 
 def panels(report: TableJson) -> list[Panel]:
-    """The panels: for each test a panel with the rows, if any row was measured, and a panel with the starts."""
+    """The panels: for each test the rows, if any row was measured, and the starts; then the starts on masked facts."""
     found = []
     for test in next(iter(report["starts"].values()))["tests"]:
         if report["rows"]:
@@ -31,12 +31,7 @@ def panels(report: TableJson) -> list[Panel]:
         found.append(
             _starts_panel(f"{test}: before training on questions, answer in the first 5, %", retrieved)
         )
-    facts = {
-        name: start["facts"]["retrieved"]
-        for name, start in report["starts"].items()
-        if start["facts"] is not None
-    }
-    if facts:
+    if facts := {name: one["retrieved"] for name, one in measured_facts(report).items()}:
         found.append(
             _starts_panel("masked facts: before training on questions, fact in the first 5, %", facts)
         )

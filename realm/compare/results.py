@@ -13,11 +13,12 @@ import numpy as np
 
 from realm.compare.plan import Plan
 from realm.compare.rows import BM25, STARTS
+from realm.errors import InputError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
 from realm.qa.predictions import Prediction, read_predictions
-from realm.qa.probe import ProbeFile
+from realm.qa.probe import ProbeOutcome
 from realm.qa.question_files import Question, read_questions
 from realm.qa.scoring.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
 from realm.qa.scoring.significance import (
@@ -89,14 +90,9 @@ class RowJson(TypedDict):
 
 
 class FactsJson(TypedDict):
-    """Results on held-out masked facts. Shares are means over the seeds."""
+    """Retrieval for masked facts of held-out passages. A passage is right if it contains the masked span."""
 
     retrieved: Retrieved
-    """A passage is right if it contains the masked span."""
-    span_accuracy: float | None
-    """Percentage of spans that the encoder predicts completely with retrieved passages; None for BM25."""
-    span_accuracy_without: float | None
-    """The same without passages."""
     less: PairedDifference | None
     """Recall@5 of the start realm minus recall@5 of this start; None for the start realm, and in a table without that start."""
 
@@ -108,7 +104,7 @@ class StartJson(TypedDict):
     less: dict[str, PairedDifference]
     """Test -> recall@5 of the start realm minus recall@5 of this start."""
     facts: FactsJson | None
-    """None for a published model."""
+    """None for a published model, and in a table with only a published model."""
 
 
 class QuestionsJson(TypedDict):
@@ -318,7 +314,7 @@ def _parameters(folder: Path, words: bool) -> int:
 
 def _starts(plan: Plan, tests: dict[str, _Test]) -> dict[str, StartJson]:
     names = list(next(iter(tests.values())).start_rank)
-    facts = _facts(plan)
+    facts = facts_of(plan)
     return {
         name: {
             "tests": {key: _found(test.start_rank[name], test) for key, test in tests.items()},
@@ -333,31 +329,40 @@ def _starts(plan: Plan, tests: dict[str, _Test]) -> dict[str, StartJson]:
     }
 
 
-def _facts(plan: Plan) -> dict[str, FactsJson]:
-    """BM25 or start -> results on masked facts."""
+def facts_of(plan: Plan) -> dict[str, FactsJson]:
+    """BM25 or start -> retrieval for masked facts.
+
+    Raises:
+        InputError: the reports are about different masked facts.
+    """
     probed = plan.probed()
-    reports: dict[str, list[ProbeFile]] = {
-        name: [read_json(plan.probe(name, seed)) for seed in plan.config.seeds]
+    outcomes: dict[str, list[list[ProbeOutcome]]] = {
+        name: [read_json(plan.probe(name, seed))["outcomes"] for seed in plan.config.seeds]
         for name in ((BM25, *probed) if probed else ())
     }
+    if len({tuple(one["passage"] for one in seed) for seeds in outcomes.values() for seed in seeds}) > 1:
+        raise InputError(
+            f"the files {plan.folder / 'reports' / 'probe-*.json'} are about different masked facts, because [probe] of the "
+            "preset was changed: remove these files, and repeat the command"
+        )
     rank = {
-        name: np.array([[one["rank"] for one in report["outcomes"]] for report in seeds])
-        for name, seeds in reports.items()
+        name: np.array([[one["rank"] for one in seed] for seed in seeds]) for name, seeds in outcomes.items()
     }
     return {
         name: {
-            "retrieved": _retrieved(rank[name]),
-            "span_accuracy": _mean([report["span_accuracy"] for report in seeds]) if name != BM25 else None,
-            "span_accuracy_without": _mean([report["span_accuracy_without"] for report in seeds])
-            if name != BM25
-            else None,
-            "less": paired_difference(rank["realm"], rank[name])
-            if "realm" in probed and name != "realm"
+            "retrieved": _retrieved(rank_SN),
+            "less": paired_difference(rank["realm"], rank_SN)
+            if "realm" in rank and name != "realm"
             else None,
         }
-        for name, seeds in reports.items()
+        for name, rank_SN in rank.items()
     }
 
 
-def _mean(values: Sequence[float]) -> float:
-    return round(float(np.mean(values)), 2)
+def measured_facts(report: TableJson) -> dict[str, FactsJson]:
+    """BM25 or start -> retrieval for masked facts, without the starts that were not measured.
+
+    A report of an earlier version has no masked facts.
+    """
+    facts = {name: start.get("facts") for name, start in report["starts"].items()}
+    return {name: one for name, one in facts.items() if one is not None}

@@ -14,6 +14,7 @@ from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig
 from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.errors import InputError
+from realm.files import write_json
 from realm.qa.question_files import Question
 
 
@@ -129,3 +130,36 @@ def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:
     assert scored["em"] == pytest.approx(100 * 3 / 6)
     assert scored["em_ci95"][0] < 50 < scored["em_ci95"][1]
     assert results._answered(correct_SN, f1_SN, np.zeros(4, dtype=bool))["n"] == 0
+
+
+def test_masked_facts_are_compared_pair_by_pair_as_means_over_the_seeds(tmp_path) -> None:
+    own = replace(plan(TABLE_2, rows=("realm", "orqa"), seeds=(0, 1)), folder=tmp_path)
+    rng = np.random.default_rng(0)
+    rank = {
+        name: rng.integers(0, 120, 60) % 101
+        for name in ("bm25", "encoder", "ict", "ict-1", "realm", "realm-1")
+    }
+    (tmp_path / "reports").mkdir()
+    for name, rank_N in rank.items():
+        outcomes = [{"passage": f"p{place}", "rank": int(one)} for place, one in enumerate(rank_N)]
+        write_json(tmp_path / "reports" / f"probe-{name}.json", {"outcomes": outcomes})
+    facts = results.facts_of(own)
+    assert list(facts) == ["bm25", "encoder", "ict", "realm"]
+    share = {
+        name: {k: 100 * sum(0 < one <= k for one in rank_N) / 60 for k in (1, 5, 20, 100)}
+        for name, rank_N in rank.items()
+    }
+    realm = {k: (share["realm"][k] + share["realm-1"][k]) / 2 for k in (1, 5, 20, 100)}
+    for name, seeds in {
+        "bm25": ["bm25"],
+        "encoder": ["encoder"],
+        "ict": ["ict", "ict-1"],
+        "realm": ["realm", "realm-1"],
+    }.items():
+        for k in (1, 5, 20, 100):
+            mean = sum(share[seed][k] for seed in seeds) / len(seeds)
+            assert facts[name]["retrieved"]["recall"][str(k)] == pytest.approx(mean, abs=0.006)
+        if name != "realm":
+            points = realm[5] - sum(share[seed][5] for seed in seeds) / len(seeds)
+            assert facts[name]["less"]["points"] == pytest.approx(points, abs=0.006)
+    assert facts["realm"]["less"] is None

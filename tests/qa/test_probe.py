@@ -83,7 +83,7 @@ def plain_ranks(kb, queries, order_BN, depth: int) -> list[int]:
     return ranks
 
 
-@pytest.mark.parametrize("depth", [1, 3, 20])
+@pytest.mark.parametrize("depth", [1, 3, 20, 100])
 def test_first_positives_equal_those_of_sorting_every_passage(tiny_kb, model, index, queries, depth) -> None:
     vectors = embed_queries(model, queries)
     order = (vectors @ index.rows(np.arange(len(tiny_kb))).T).argsort(dim=1, descending=True).tolist()

@@ -18,7 +18,7 @@ import numpy as np
 from realm.qa.question_files import Question, compiled
 
 RECALL_AT = (1, 5, 20, 100)
-"""Ranks at which the recall of questions is reported."""
+"""Ranks at which the tables and `realm evaluate` report the recall."""
 RANKS = (1, 5, 20)
 """Ranks at which the recall of retrieval alone is reported: by the probe, during training, and in the demo."""
 
