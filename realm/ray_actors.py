@@ -61,7 +61,8 @@ def map_on_ray(
     """The results of a function for all items, in order. Items are read while results are used.
 
     Each actor calls `prepare` once, and applies the function that `prepare` returns. There is an actor per core; with
-    `prefer_gpus`, there is an actor per GPU if the cluster has GPUs. If two calls run at the same time, the sum of their
+    `prefer_gpus`, there is an actor per GPU if the cluster has GPUs at the start. Machines that join later get actors too, as
+    long as there are further items. If two calls run at the same time, the sum of their
     `cores_each` must be at most 1, because otherwise the actors of the second call would wait for a free core. All actors end
     with the iterator.
 
@@ -74,16 +75,17 @@ def map_on_ray(
         Exception: `prepare` or the function raised this exception.
     """
     ray = _connect(address)
-    cores, gpus = (int(ray.cluster_resources().get(unit, 0)) for unit in ("CPU", "GPU"))
-    on_gpus = prefer_gpus and gpus > 0
-    count = max(1, gpus if on_gpus else cores)  # a cluster may start without machines
+    on_gpus = prefer_gpus and ray.cluster_resources().get("GPU", 0) > 0
     resources = {"num_cpus": 0, "num_gpus": 1} if on_gpus else {"num_cpus": cores_each}
     actor_class = ray.remote(_Worker).options(**resources, scheduling_strategy="SPREAD")
     pool: _Pool[Item, Result] = _Pool(ray, actor_class, prepare)
+    count = 0
     try:
-        for _ in range(count):
-            pool.start_actor()
         for item in items:
+            units = int(ray.cluster_resources().get("GPU" if on_gpus else "CPU", 0))
+            for _ in range(max(1, units) - count):  # a cluster may start without machines
+                pool.start_actor()
+                count += 1
             pool.submit(item)
             yield from pool.results(unfinished=AHEAD * count)
         yield from pool.results(unfinished=0)

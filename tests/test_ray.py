@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from realm.cli import main
@@ -31,7 +33,8 @@ from realm.documents.sources import files_of
 from realm.documents.wikipedia import multistream
 from realm.errors import InputError, RealmError
 from realm.index.embedding import IndexConfig
-from realm.index.versions import build_index
+from realm.index.versions import build_index, complete_index
+from realm.model.folder import load_model
 from realm.ray_actors import RESULTS_AHEAD, EngineConfig, map_on_ray
 from realm.store import unfinished, vectors
 from realm.store.ingest import build, split
@@ -42,7 +45,9 @@ from realm.text.salient_spans import load_tagger
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import tiny_documents
 from tests.documents.writers import page, word, write_dump, write_multistream
+from tests.test_distributed import SETTINGS, assert_same_curve
 from tests.train.refresh.refreshing import expected
+from tests.train.stages import metrics, pretraining
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +130,17 @@ def test_work_of_a_killed_node_is_done_by_the_other(cluster, tmp_path) -> None:
     assert list(results) == [number**2 for number in range(1, 12)]
     cluster.add_node(num_cpus=1)  # for the next test
     cluster.wait_for_nodes()
+
+
+@pytest.mark.slow
+def test_machine_that_joins_later_works_too(cluster, tmp_path) -> None:
+    results = map_on_ray(partial(squares, tmp_path, 0.2), iter(range(120)), cluster.address)
+    assert next(results) == 0
+    joined = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    assert list(results) == [number**2 for number in range(1, 120)]
+    assert len(pids(tmp_path)) == 3
+    cluster.remove_node(joined)
 
 
 def countings(folder: Path) -> Callable[[int], Iterator[tuple[int, int]]]:
@@ -219,6 +235,36 @@ def test_cluster_embeds_the_vectors_of_one_process_and_continues(
     rest = slice(len(half), None)
     np.testing.assert_allclose(found.array[rest], expected(tiny_kb, tiny_model)[rest], atol=4e-3)
     assert [path.name for path in tmp_path.glob("unfinished*")] == []
+
+
+@pytest.mark.slow
+def test_training_with_indexes_from_a_cluster_is_that_of_one_process(
+    cluster, tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    for name, more in {
+        "local": [],
+        "ray": ["refresh.engine=ray", f"refresh.ray_address={cluster.address}"],
+    }.items():
+        words = pretraining(tiny_kb, tiny_model_folder, [*SETTINGS, *more])
+        assert main([*words, "--out", str(tmp_path / name)]) == 0
+    assert_same_curve(tmp_path / "ray", tmp_path / "local")
+    steps = [line["index_step"] for line in metrics(tmp_path / "ray") if "index_step" in line]
+    assert steps == [0, 4, 8, 12]
+
+
+@pytest.mark.slow
+def test_index_command_with_a_cluster_searches_as_that_of_one_process(
+    cluster, tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    found = []
+    for name, more in {"local": [], "ray": ["--engine", "ray", "--ray-address", cluster.address]}.items():
+        shutil.copytree(tiny_kb.folder, tmp_path / name)
+        command = ["index", "--kb", str(tmp_path / name), "--model", str(tiny_model_folder)]
+        assert main([*command, "--set", "precision=fp32", *more]) == 0
+        kb, model = KnowledgeBase.open(tmp_path / name), load_model(str(tiny_model_folder))
+        index = complete_index(kb, model, str(tiny_model_folder)).index
+        found.append(index.search(index.rows(np.arange(len(kb))), 5))
+    torch.testing.assert_close(found[0].score_BK, found[1].score_BK, atol=4e-3, rtol=4e-3)
 
 
 @pytest.mark.slow
