@@ -62,9 +62,8 @@ def map_on_ray(
 
     Each actor calls `prepare` once, and applies the function that `prepare` returns. There is an actor per core; with
     `prefer_gpus`, there is an actor per GPU if the cluster has GPUs at the start. Machines that join later get actors too, as
-    long as there are further items. If two calls run at the same time, the sum of their
-    `cores_each` must be at most 1, because otherwise the actors of the second call would wait for a free core. All actors end
-    with the iterator.
+    long as there are further items. If two calls run at the same time, the sum of their `cores_each` must be at most 1, because
+    otherwise the actors of the second call would wait for a free core. All actors end with the iterator.
 
     If an actor dies, another actor applies the function to the same item again, and skips the results that were received.
     Therefore the function must give the same results for the same item.

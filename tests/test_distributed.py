@@ -137,7 +137,7 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
         if machine:
             launch += f"--nnodes {1 if restarts else 2}:2 --rdzv-id {name} --rdzv-backend c10d".split()
             launch += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", f"127.0.0.{machine}"]
-            launch += ["--rdzv-conf", f"is_host={machine == 1}"]  # both addresses are those of this machine
+            launch += ["--rdzv-conf", f"is_host={machine == 1}"]  # otherwise both would be the host
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *launch, "-m", "realm", *arguments, "--out", str(tmp_path / name)],
@@ -226,7 +226,7 @@ def workers_of(torchrun: subprocess.Popen) -> list[int]:
 
 @pytest.mark.slow
 def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_path) -> None:
-    """A machine is an agent of torchrun with an address of its own."""
+    """Each machine is a torchrun command with its own address."""
     assert start("whole", 1).wait() == 0
     both = [start("both", 1, machine=machine) for machine in (1, 2)]
     assert [agent.wait(timeout=600) for agent in both] == [0, 0], (tmp_path / "both.log").read_text()
