@@ -225,7 +225,7 @@ def test_headings_make_sections_whose_titles_are_the_path_of_the_headings(tmp_pa
         "Windows\n\nUse the installer.",
         "Use\n\nPress the button.",
     ]
-    without = read(tmp_path / "a.md", MARKDOWN)
+    (without,) = read_documents([str(tmp_path / "a.md")])
     assert without == document._replace(sections=())
 
 
