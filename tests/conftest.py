@@ -50,6 +50,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         help="how many kills, damages, inputs, requests or additions each slow trial makes (default: its own number)",
     )
+    parser.addoption(
+        "--data",
+        type=Path,
+        help="folder with simplewiki/articles.jsonl.xz, for the tests on a real Wikipedia",
+    )
     parser.addoption("--trials-seed", type=int, default=0, help="draws what the slow trials do")
 
 

@@ -6,36 +6,15 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from libzim.writer import Creator, Hint, Item, StringProvider
+from libzim.writer import Creator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
 from realm.documents.reading import read_documents
 from realm.errors import InputError
-from tests.documents.writers import read
+from tests.documents.writers import ZimPage, read
 
 # -- ZIM
-
-
-class _Page(Item):
-    def __init__(self, path: str, title: str, content: str, kind: str = "text/html"):
-        super().__init__()
-        self.values = path, title, content, kind
-
-    def get_path(self) -> str:
-        return self.values[0]
-
-    def get_title(self) -> str:
-        return self.values[1]
-
-    def get_mimetype(self) -> str:
-        return self.values[3]
-
-    def get_contentprovider(self) -> StringProvider:
-        return StringProvider(self.values[2])
-
-    def get_hints(self) -> dict[Hint, bool]:
-        return {Hint.FRONT_ARTICLE: self.values[3] == "text/html"}
 
 
 def write_zim(path: Path) -> Path:
@@ -43,8 +22,8 @@ def write_zim(path: Path) -> Path:
         for title in ("Arden", "List of towns"):
             body = f"<body><nav>menu</nav><h1>{title}</h1><p>{title} is old.</p></body>"
             html = f"<html><head><title>{title}</title></head>{body}</html>"
-            archive.add_item(_Page(title.replace(" ", "_"), title, html))
-        archive.add_item(_Page("style.css", "", "p {}", "text/css"))
+            archive.add_item(ZimPage(title.replace(" ", "_"), title, html))
+        archive.add_item(ZimPage("style.css", "", "p {}", "text/css"))
         archive.add_redirection("Town", "Town", "Arden", {})
     return path
 
@@ -55,6 +34,12 @@ def test_a_zim_archive_gives_its_pages(tmp_path: Path) -> None:
     assert reasons == {"lists, indexes and outlines": 1}
 
 
+def test_a_text_that_begins_with_the_words_of_its_title_keeps_them(tmp_path: Path) -> None:
+    with Creator(str(tmp_path / "wiki.zim")) as archive:
+        archive.add_item(ZimPage("10", "10", "<p>10 is a year.</p>"))
+    assert read(tmp_path / "wiki.zim") == ({"10": "10 is a year."}, {})
+
+
 def test_links_of_a_zim_archive_are_the_titles_of_its_pages(tmp_path: Path) -> None:
     body = (
         '<nav><a href="Ouse_(river)">menu</a></nav><h1><a href="Town">Arden</a></h1><p>Arden is <b>a'
@@ -63,12 +48,12 @@ def test_links_of_a_zim_archive_are_the_titles_of_its_pages(tmp_path: Path) -> N
         '<a href="s.css">style</a>, <a href="//[">bad</a>, <a href="gone">gone</a>, <a>none</a>, <a href="Ouse ?"></a>the end.'
     )
     with Creator(str(tmp_path / "wiki.zim")) as archive:
-        archive.add_item(_Page("A/Arden", "Arden", f"<html><body>{body}</p></body></html>"))
-        archive.add_item(_Page("A/Ouse_(river)", "Ouse (river)", "<p>A river.</p>"))
-        archive.add_item(_Page("A/Ouse ?", "Ouse?", "<p>A question.</p>"))
-        archive.add_item(_Page("A/s.css", "", "p {}", "text/css"))
+        archive.add_item(ZimPage("A/Arden", "Arden", f"<html><body>{body}</p></body></html>"))
+        archive.add_item(ZimPage("A/Ouse_(river)", "Ouse (river)", "<p>A river.</p>"))
+        archive.add_item(ZimPage("A/Ouse ?", "Ouse?", "<p>A question.</p>"))
+        archive.add_item(ZimPage("A/s.css", "", "p {}", "text/css"))
         archive.add_redirection("A/Town", "Town", "A/Settlement", {})
-        archive.add_item(_Page("A/Settlement", "Settlement", "<p>A place.</p>"))
+        archive.add_item(ZimPage("A/Settlement", "Settlement", "<p>A place.</p>"))
     documents = {one.title: one for one in read_documents([str(tmp_path / "wiki.zim")])}
     arden = documents["Arden"]
     assert arden.text == (

@@ -1,4 +1,4 @@
-"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, and dumps of a MediaWiki.
+"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, dumps of a MediaWiki, and entries of ZIM archives.
 
 `read` gives what realm reads from a file.
 """
@@ -13,6 +13,7 @@ import docx
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from fpdf import FPDF
+from libzim.writer import Hint, Item, StringProvider
 
 from realm.documents.reading import ReadingReport, read_documents
 
@@ -136,6 +137,29 @@ def zipped(path: Path, parts: Mapping[str, str | bytes]) -> Path:
         for name, content in parts.items():
             archive.writestr(name, content)
     return path
+
+
+class ZimPage(Item):
+    """An entry of a ZIM archive; only pages of HTML are articles."""
+
+    def __init__(self, path: str, title: str, content: str, kind: str = "text/html"):
+        super().__init__()
+        self.values = path, title, content, kind
+
+    def get_path(self) -> str:
+        return self.values[0]
+
+    def get_title(self) -> str:
+        return self.values[1]
+
+    def get_mimetype(self) -> str:
+        return self.values[3]
+
+    def get_contentprovider(self) -> StringProvider:
+        return StringProvider(self.values[2])
+
+    def get_hints(self) -> dict[Hint, bool]:
+        return {Hint.FRONT_ARTICLE: self.values[3] == "text/html"}
 
 
 HEAD = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" version="0.11" xml:lang="de">

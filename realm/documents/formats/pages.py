@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lxml import etree
 
 from realm.documents.formats.compressed import uncompressed
-from realm.documents.formats.records import Reason, Record, Unreadable
+from realm.documents.formats.records import Reason, Record, Unreadable, without_title
 from realm.text.corpus import Section
 from realm.text.fields import NO_FIELDS, read_value
 
@@ -132,12 +132,10 @@ def page_record(
     """
     title = title or uncompressed(path).stem
     sections = sections_of(title, text, headings)
-    # The title is stored beside the text: a text that begins with the title would repeat the title in the first passage.
-    if text == title or text.startswith(f"{title}\n"):
-        before = len(text)
-        text = text[len(title) :].lstrip()
-        gone = before - len(text)
-        sections = tuple(Section(max(0, start - gone), own) for start, own in sections)
+    before = len(text)
+    text = without_title(title, text)
+    gone = before - len(text)
+    sections = tuple(Section(max(0, start - gone), own) for start, own in sections)
     if not text:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no text, only a title or markup")
     return Record(str(path), title, text, path.as_posix(), assumed, fields=fields, sections=sections)

@@ -143,6 +143,18 @@ def sensible_title(title: str | None) -> str:
     return words if named else ""
 
 
+def without_title(title: str, text: str) -> str:
+    """The text without its first line, if this line is the title.
+
+    The title is stored beside the text, so the first passage would contain it twice.
+
+    >>> without_title("Arden", "Arden\\n\\nA town."), without_title("Arden", "Arden is a town.")
+    ('A town.', 'Arden is a town.')
+    """
+    first, _, rest = text.partition("\n")
+    return rest.lstrip() if first.strip() == title else text
+
+
 FIELD_NAMES = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maintext")}
 """Part of a document -> the names of this part in data sets; `_id` is the name in BEIR, `maintext` the name in news-please."""
 

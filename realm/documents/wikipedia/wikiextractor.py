@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode
 from realm.documents.formats.json_lines import json_lines
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, without_title
 from realm.documents.wikipedia.titles import linked_title, not_an_article
 from realm.text.corpus import Link
 
@@ -39,8 +39,8 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             yield found
             continue
         # WikiExtractor escapes entities, and writes the title as the first line of the text.
-        title, text = html.unescape(found.title), html.unescape(found.text).strip()
-        text = text.removeprefix(title).strip() if text.split("\n", 1)[0].strip() == title else text
+        title = html.unescape(found.title)
+        text = without_title(title, html.unescape(found.text).strip())
         if reason := not_an_article(title):
             yield Unreadable(found.where, reason, f"{found.where}: {title} is no article")
         elif not text:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from realm.documents.formats.pages import Anchor, PageError, read_page
-from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need, without_title
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, not_an_article
 from realm.text.corpus import Link
 
@@ -54,7 +54,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
         title = entry.title or page.title
         if reason := not_an_article(title):
             yield Unreadable(where, reason, f"{where} is no article")
-        elif text := page.text.removeprefix(title).strip():
+        elif text := without_title(title, page.text):
             links = _links(archive, entry.path, page.anchors, len(page.text) - len(text))
             yield Record(where, title, text, links=links)
         else:

@@ -1,0 +1,66 @@
+"""Simple English Wikipedia, put back into a dump and into a ZIM archive. The articles are in the folder that --data names."""
+
+import json
+import lzma
+import re
+from collections.abc import Iterator
+from html import escape
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from libzim.writer import Creator
+
+from tests.conftest import Trials
+from tests.documents.writers import ZimPage, page, read, write_multistream
+
+pytestmark = pytest.mark.slow
+ARTICLES = 2000
+
+
+@pytest.fixture(scope="module")
+def articles(pytestconfig: pytest.Config, trials: Trials) -> dict[str, str]:
+    """Title -> text."""
+    if not (folder := pytestconfig.getoption("--data")):
+        pytest.skip("needs --data")
+    with lzma.open(folder / "simplewiki" / "articles.jsonl.xz", "rt", encoding="utf-8") as lines:
+        read_lines = [json.loads(line) for line in islice(lines, trials.count(ARTICLES))]
+    return {article["title"]: article["text"] for article in read_lines}
+
+
+def lines_of(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.split("\n") if line.strip())
+
+
+def as_markup(text: str) -> str:
+    """Every sign that could be markup as a reference, because the articles are plain text."""
+    return "\n\n".join(
+        re.sub(r"[^\w\s.,()-]", lambda sign: f"&#{ord(sign[0])};", line) for line in lines_of(text)
+    )
+
+
+def as_page(title: str, text: str) -> str:
+    return f"<title>{escape(title)}</title>" + "".join(f"<p>{escape(line)}</p>" for line in lines_of(text))
+
+
+def check(file: Path, articles: dict[str, str]) -> None:
+    """The words of all articles come back in their order. Empty brackets and the like are removed from a dump."""
+    texts, reasons = read(file)
+    lacking = articles.keys() - texts.keys()
+    assert all(re.match(r"(List|Index|Outline)s? of |.*\(disambiguation\)$", title) for title in lacking)
+    assert len(lacking) == sum(reasons.values()) < len(articles) / 20
+    for title, text in texts.items():
+        assert re.findall(r"\w+", text) == re.findall(r"\w+", articles[title]), title
+
+
+def test_the_articles_come_back_from_a_multistream_dump(articles: dict[str, str], tmp_path: Path) -> None:
+    pages = [page(title, as_markup(text)) for title, text in articles.items()]
+    check(write_multistream(tmp_path / "simplewiki-multistream.xml.bz2", pages, 100), articles)
+
+
+def test_the_articles_come_back_from_a_zim_archive(articles: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "simplewiki.zim"
+    with Creator(str(file)) as archive:
+        for title, text in articles.items():
+            archive.add_item(ZimPage(title.replace(" ", "_"), title, as_page(title, text)))
+    check(file, articles)
