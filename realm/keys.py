@@ -1,4 +1,4 @@
-"""64-bit keys of texts, and two structures that find keys: `Lookup` in memory, and `KeyTable` in a temporary file.
+"""64-bit keys of texts. `Lookup` finds keys in memory, and `KeyTable` finds keys in a temporary file, a `TemporaryDatabase`.
 
 Keys are unsigned numbers. Equal texts have equal keys. The probability that any two of 10 million different texts have the same
 key is about 1 in 400,000.
@@ -6,7 +6,7 @@ key is about 1 in 400,000.
 
 import hashlib
 import sqlite3
-from contextlib import AbstractContextManager
+from typing import Self
 
 import numpy as np
 
@@ -47,27 +47,55 @@ class Lookup:
         return self._order_N[first:end]
 
 
-class KeyTable(AbstractContextManager["KeyTable"]):
-    """64-bit keys, each with a text, in a temporary file of about 20 bytes per key and the bytes of the texts.
+class TemporaryDatabase:
+    """SQLite tables in a temporary file.
 
-    The memory is at most that of the cache, whatever the number of keys. The file is made when the cache is full, in the folder
-    `TMPDIR`, by default `/var/tmp`. The file has no name, so the system deletes it when the process ends or is killed.
+    The memory is at most that of the cache, whatever the size of the tables. The file is made when the cache is full, in the
+    folder `TMPDIR`, by default `/var/tmp`. The file has no name, so the system deletes it when the process ends or is killed.
+    """
+
+    CACHE_KB = 16 << 10
+
+    def __init__(self, *tables: str) -> None:
+        """`tables` are statements that create tables."""
+        # One thread at a time uses a database, but a generator that uses a database can be continued by another thread.
+        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        # A temporary table needs no protection against a crash.
+        for setting in (f"cache_size = -{self.CACHE_KB}", "journal_mode = OFF", "synchronous = OFF"):
+            self._database.execute(f"PRAGMA {setting}")
+        for statement in (*tables, "BEGIN"):
+            self._database.execute(statement)
+
+    def execute(self, statement: str, *values: int | str | bytes) -> sqlite3.Cursor:
+        """Runs a statement with these values in place of its question marks.
+
+        Raises:
+            WriteFailed: the temporary file cannot be written.
+        """
+        try:
+            return self._database.execute(statement, values)
+        except sqlite3.OperationalError as error:  # reading can write too, because the cache is full
+            raise WriteFailed(
+                f"the temporary file cannot be written: {first_line(error)}; set TMPDIR to a folder with more room"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+
+class KeyTable(TemporaryDatabase):
+    """64-bit keys, each with a text, in a temporary file of about 20 bytes per key and the bytes of the texts.
 
     >>> with KeyTable() as table:
     ...     table.put(7, "first"), table.put(7, "second"), table.get(7), table.get(8)
     (None, 'first', 'first', None)
     """
 
-    CACHE_KB = 16 << 10
-
     def __init__(self) -> None:
-        # One thread at a time uses a table, but a generator that uses a table can be continued by another thread.
-        self._database = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        # A temporary table needs no protection against a crash.
-        for setting in (f"cache_size = -{self.CACHE_KB}", "journal_mode = OFF", "synchronous = OFF"):
-            self._database.execute(f"PRAGMA {setting}")
-        self._database.execute("CREATE TABLE keys (key INTEGER PRIMARY KEY, value TEXT)")
-        self._database.execute("BEGIN")
+        super().__init__("CREATE TABLE keys (key INTEGER PRIMARY KEY, value TEXT)")
 
     def put(self, key: int, value: str = "") -> str | None:
         """Adds a key with a text, unless the table has the key -> the text that the table had, or None for a new key.
@@ -75,24 +103,13 @@ class KeyTable(AbstractContextManager["KeyTable"]):
         Raises:
             WriteFailed: the temporary file cannot be written.
         """
-        added = self._execute("INSERT INTO keys VALUES (?, ?) ON CONFLICT DO NOTHING", _signed(key), value)
+        added = self.execute("INSERT INTO keys VALUES (?, ?) ON CONFLICT DO NOTHING", _signed(key), value)
         return None if added.rowcount else self.get(key)
 
     def get(self, key: int) -> str | None:
         """The text of a key, or None if the table does not have the key."""
-        found = self._execute("SELECT value FROM keys WHERE key = ?", _signed(key)).fetchone()
+        found = self.execute("SELECT value FROM keys WHERE key = ?", _signed(key)).fetchone()
         return None if found is None else str(found[0])
-
-    def __exit__(self, *_: object) -> None:
-        self._database.close()
-
-    def _execute(self, statement: str, *values: int | str) -> sqlite3.Cursor:
-        try:
-            return self._database.execute(statement, values)
-        except sqlite3.OperationalError as error:  # reading can write too, because the cache is full
-            raise WriteFailed(
-                f"the temporary file of keys cannot be written: {first_line(error)}; set TMPDIR to a folder with more room"
-            ) from error
 
 
 def _signed(key: int) -> int:

@@ -65,6 +65,6 @@ def test_a_disk_without_room_is_one_line_that_names_the_way_out(tmp_path: Path) 
     assert ended.returncode == 1
     last = ended.stderr.strip().splitlines()[-1]
     assert (
-        last.startswith("realm.errors.WriteFailed: the temporary file of keys cannot be written: ")
+        last.startswith("realm.errors.WriteFailed: the temporary file cannot be written: ")
         and "TMPDIR" in last
     )

@@ -2,11 +2,13 @@
 
 The similarity of two documents is the Jaccard similarity of their sequences of five words: the number of sequences that occur
 in both documents, divided by the number of sequences that occur in at least one of them. It is estimated from 128 hash values
-per document, so the standard error is at most 4.4 points. Each document needs about 7 kB of memory.
+per document, so the standard error is at most 4.4 points. The hash values are in a temporary file (`realm.keys`), so the memory
+does not grow with the number of documents.
 """
 
 import zlib
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
 from importlib.util import find_spec
 
 import numpy as np
@@ -14,11 +16,17 @@ import numpy as np
 from realm.documents.formats.records import Reason, Unreadable
 from realm.documents.reading import ReadingReport
 from realm.errors import InputError
+from realm.keys import TemporaryDatabase
 from realm.text.corpus import Document
 
 WORDS = 5
 """Number of words of a sequence. A document with fewer words has one sequence, which has all its words."""
 HASHES = 128
+_TABLES = (
+    "CREATE TABLE documents (number INTEGER PRIMARY KEY, id TEXT, hashes BLOB)",
+    "CREATE TABLE bands (band INTEGER, number INTEGER, PRIMARY KEY (band, number)) WITHOUT ROWID",
+)
+_WITH_A_BAND = "SELECT DISTINCT id, hashes FROM bands JOIN documents USING (number) WHERE band IN"
 
 
 def without_near_duplicates(
@@ -30,35 +38,43 @@ def without_near_duplicates(
 
     Raises:
         InputError: datasketch is not installed.
+        WriteFailed: the temporary file cannot be written.
     """
     if find_spec("datasketch") is None:
         raise InputError("near_duplicates needs datasketch: pip install 'realm-lm[documents]'")
     from datasketch import MinHash, MinHashLSH
 
-    # Most weight is on false negatives, because a pair that is found is compared once more by all hash values.
+    # A band is a group of hash values. Two documents with an equal band are compared by all hash values. This comparison finds
+    # false positives, so the bands are chosen to give few false negatives.
     near = MinHashLSH(threshold=similarity, num_perm=HASHES, weights=(0.1, 0.9))
-    hashes: dict[str, np.ndarray] = {}
-    for document in documents:
-        found = MinHash(num_perm=HASHES, hashfunc=zlib.crc32)
-        found.update_batch(_sequences(document.text))
-        own = found.hashvalues.astype(np.uint32)
-        best = max(
-            ((float(np.mean(hashes[other] == own)), other) for other in near.query(found)), default=(0.0, "")
-        )
-        if best[0] >= similarity:
-            if report is not None:
-                report.documents -= 1
-                report.leave_out(
-                    Unreadable(
-                        document.id,
-                        Reason.NEAR_DUPLICATE,
-                        f"{document.id}: similarity of about {best[0]:.2f} to {best[1]}",
-                    )
-                )
-            continue
-        near.insert(document.id, found, check_duplication=False)
-        hashes[document.id] = own
-        yield document
+    with TemporaryDatabase(*_TABLES) as kept:
+        for number, document in enumerate(documents):
+            found = MinHash(num_perm=HASHES, hashfunc=zlib.crc32)
+            found.update_batch(_sequences(document.text))
+            own = found.hashvalues.astype(np.uint32)
+            bands = [_key(place, own[place : place + near.r]) for place in range(0, near.b * near.r, near.r)]
+            marks = ", ".join("?" * len(bands))
+            others = kept.execute(f"{_WITH_A_BAND} ({marks})", *bands)
+            score, other = max(
+                ((float(np.mean(np.frombuffer(hashes, np.uint32) == own)), name) for name, hashes in others),
+                default=(0.0, ""),
+            )
+            if score >= similarity:
+                if report is not None:
+                    report.documents -= 1
+                    problem = f"{document.id}: similarity of about {score:.2f} to {other}"
+                    report.leave_out(Unreadable(document.id, Reason.NEAR_DUPLICATE, problem))
+                continue
+            kept.execute("INSERT INTO documents VALUES (?, ?, ?)", number, document.id, own.tobytes())
+            for band in bands:
+                kept.execute("INSERT INTO bands VALUES (?, ?)", band, number)
+            yield document
+
+
+def _key(place: int, band: np.ndarray) -> int:
+    """A key of the hash values from `place` on, as a signed number of 64 bits."""
+    key = blake2b(band.tobytes(), digest_size=8, salt=place.to_bytes(2)).digest()
+    return int.from_bytes(key, signed=True)
 
 
 def _sequences(text: str) -> list[bytes]:
