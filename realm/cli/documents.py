@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import logging
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -87,7 +88,7 @@ def add_documents(verbs: "Commands[Parser]") -> None:
     )
     export.add_where("write only documents", "")
     export.add_kb()
-    export.add_out("JSON Lines file")
+    export.add_out("JSON Lines file, or its address in an object store (s3:// gs://)")
 
 
 class ShownPassageJson(TypedDict):
@@ -214,13 +215,19 @@ def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
 
 
 def _export(args: argparse.Namespace) -> None:
+    from realm.documents.remote import is_remote, uploaded
     from realm.store.export import exported
     from realm.store.knowledge_base import KnowledgeBase
 
-    out = Path(args.out)
+    records = exported(KnowledgeBase.open(args.kb), args.where)
+    with uploaded(args.out) if is_remote(args.out) else _local(Path(args.out)) as out:
+        write_json_lines(out, progress(records, total=None, description="export", unit="document"))
+    say_where(args, "the documents are", args.out)
+
+
+@contextlib.contextmanager
+def _local(out: Path) -> Iterator[Path]:
     if out.is_dir():
         raise InputError(f"--out {out} is a folder: give the path of a file")
-    records = exported(KnowledgeBase.open(args.kb), args.where)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_json_lines(out, progress(records, total=None, description="export", unit="document"))
-    say_where(args, "the documents are", out)
+    yield out

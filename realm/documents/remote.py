@@ -1,7 +1,7 @@
 """Files that are not on a file system of this machine: `https://`, `s3://`, `gs://`, `hf://`. The library is fsspec.
 
-A file is copied to a temporary folder while it is read, and the readers of the formats read the copy with the same limits as
-any other file. Only bytes are read: no code of a data set is run. If a file cannot be copied, the command ends with an error,
+To be read, a file is copied to a temporary folder, and the readers of the formats read the copy with the same limits as any
+other file. Only bytes are read: no code of a data set is run. If a file cannot be copied, the command ends with an error,
 because a corpus must not depend on a failure of the network.
 """
 
@@ -9,8 +9,9 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -18,10 +19,12 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from realm.errors import InputError, RealmError, first_line, shortened, without_passwords, writing
 
 SCHEMES = ("https", "http", "s3", "gs", "hf")
+STORES = ("s3", "gs")
+"""Schemes of the addresses to which files are written."""
 _WEB = ("https", "http")
 """Schemes of single files: a server of web pages has no lists of files."""
 WAITS = (1.0, 5.0, 20.0)
-"""Seconds before the second, third and fourth attempt to copy a file."""
+"""Seconds before the second, third and fourth attempt to copy a file from or to an address."""
 _SILENCE = 300
 """Seconds after which an attempt fails if a web server sends nothing."""
 MOST_OF_DISK = 0.9
@@ -107,17 +110,41 @@ def copied(address: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="realm-") as folder:
         path = Path(folder, name_of(address))
         with _reaching(address):
-            for wait in (*WAITS, None):
-                try:
-                    _copy(address, path)
-                    break
-                except (ImportError, RealmError):
-                    raise
-                except Exception as error:  # the libraries raise errors of many classes
-                    if wait is None or _is_final(error):
-                        raise
-                    time.sleep(wait)
+            _attempts(partial(_copy, address, path))
         yield path
+
+
+@contextmanager
+def uploaded(address: str) -> Iterator[Path]:
+    """A context with the path of a temporary file, which is copied to the address when the block ends without an error.
+
+    Raises:
+        InputError: the address is not of an object store, or the file cannot be written there.
+    """
+    if address.partition("://")[0] not in STORES or not name_of(address):
+        known = " and ".join(f"{one}://" for one in STORES)
+        raise InputError(
+            f"{public_address(address)} cannot be written: give the address of a file at {known}"
+        )
+    with _reaching(address, "written"):
+        system, inside = _opened_system(address)
+    with tempfile.TemporaryDirectory(prefix="realm-") as folder:
+        path = Path(folder, name_of(address))
+        yield path
+        with _reaching(address, "written"):
+            _attempts(partial(system.put_file, str(path), inside))
+
+
+def _attempts(copy: Callable[[], None]) -> None:
+    for wait in (*WAITS, None):
+        try:
+            return copy()
+        except (ImportError, RealmError):
+            raise
+        except Exception as error:  # the libraries raise errors of many classes
+            if wait is None or _is_final(error):
+                raise
+            time.sleep(wait)
 
 
 def _copy(address: str, path: Path) -> None:
@@ -182,7 +209,7 @@ def _is_final(error: Exception) -> bool:
 
 
 @contextmanager
-def _reaching(address: str) -> Iterator[None]:
+def _reaching(address: str, done: str = "read") -> Iterator[None]:
     """Turns the exceptions of fsspec and its libraries into InputError."""
     shown = public_address(address)
     try:
@@ -202,4 +229,4 @@ def _reaching(address: str) -> Iterator[None]:
             if status
             else _QUERY.sub("", without_passwords(first_line(_reason(error))))
         )
-        raise InputError(f"{shown} cannot be read: {shortened(reason)}") from error
+        raise InputError(f"{shown} cannot be {done}: {shortened(reason)}") from error

@@ -249,6 +249,37 @@ def test_a_build_from_a_remote_folder_makes_the_knowledge_base_of_the_local_fold
     assert kbs[1].config.sources == (memory,)
 
 
+def test_export_to_an_object_store_writes_the_file_of_a_local_export(
+    tiny_kb: KnowledgeBase, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(remote, "SCHEMES", (*remote.SCHEMES, "memory"))
+    export = ["kb", "export", "--kb", str(tiny_kb.folder), "--out"]
+    assert main([*export, str(tmp_path / "a.jsonl")]) == 0
+    assert main([*export, "memory://bucket/a.jsonl"]) == 2
+    assert "memory://bucket/a.jsonl cannot be written: give the address" in capsys.readouterr().err
+    monkeypatch.setattr(remote, "STORES", ("memory",))
+    system = fsspec.filesystem("memory")
+    tried = []
+
+    def fails_twice(path: str, inside: str) -> None:
+        tried.append(path)
+        if len(tried) < 3:
+            raise OSError("connection reset")
+        type(system).put_file(system, path, inside)
+
+    monkeypatch.setattr(remote, "WAITS", (0.0, 0.0))
+    monkeypatch.setattr(system, "put_file", fails_twice)
+    assert main([*export, "memory://bucket/a.jsonl"]) == 0
+    assert system.cat("/bucket/a.jsonl") == (tmp_path / "a.jsonl").read_bytes()
+    tried.clear()
+    monkeypatch.setattr(remote, "WAITS", ())
+    assert main([*export, "memory://bucket/b.jsonl"]) == 2
+    assert capsys.readouterr().err.endswith(
+        "realm: memory://bucket/b.jsonl cannot be written: connection reset\n"
+    )
+    assert not system.exists("/bucket/b.jsonl")
+
+
 @pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://me:secret@a.b/c.jsonl?key=secret"])
 def test_other_commands_say_in_one_line_which_commands_read_remote_files(
     source: str, tmp_path: Path, capsys
