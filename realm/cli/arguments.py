@@ -96,7 +96,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--tagger",
             metavar="NAME",
-            help="tagger of names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only) "
+            help="tagger of names and dates: realm, spacy:MODEL, hf:MODEL, or rules (dates only) "
             f"(default: {default})",
         )
         self.add_argument(

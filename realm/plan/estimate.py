@@ -45,8 +45,11 @@ MASKED_SHARE = 0.2
 """Share of the wordpieces of a row of `mlm` that are predicted."""
 TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
 """Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
-TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
-"""Core seconds per wordpiece of a build: for finding names with en_core_web_sm, and for all other work (docs/scaling.md)."""
+TAGGING_SECONDS = {"realm": 1.5e-3 / 215, "rules": 0.0}
+"""Tagger -> core seconds per wordpiece for finding names; those of `rules` are in `REST_SECONDS`."""
+OTHER_TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
+"""Core seconds per wordpiece of a build (docs/scaling.md): for finding names with en_core_web_sm, which is also assumed for
+other taggers, and for all other work."""
 BUILD_BYTES, START_BYTES = 7e8, 5e8
 """Bytes of memory of a build, and of a training process without passages (docs/scaling.md)."""
 WORDPIECE_BYTES = 5.75
@@ -145,11 +148,12 @@ class Plan:
         """Disk space, memory and core hours that the knowledge base needs."""
         count = self.corpus.passages
         pieces = count * self.corpus.pieces
+        tagging = TAGGING_SECONDS.get(self.preset.kb.tagger, OTHER_TAGGING_SECONDS)
         return {
             "passages": count,
             "text_gb": pieces * TEXT_BYTES / 1e9,
             "vectors_gb": count * (2 * self._embedder.dim + VECTOR_KEY_BYTES) / 1e9,
-            "tagging_core_hours": pieces * TAGGING_SECONDS / 3600,
+            "tagging_core_hours": pieces * tagging / 3600,
             "rest_core_hours": pieces * REST_SECONDS / 3600,
             "build_memory_gb": BUILD_BYTES / 1e9,
             "process_memory_gb": (START_BYTES + pieces * WORDPIECE_BYTES) / 1e9,
@@ -302,7 +306,8 @@ class Plan:
 
     def _finetune(self, config: FinetuneConfig, devices: int) -> _Share:
         questions = config.batch_size / devices
-        # A question is assumed to be as long as a masked sentence; the reader reads passages without their titles.
+        # A question is assumed to be as long as a masked sentence, and to have an answer in a passage that is read: the reader
+        # does not read other questions. It reads passages without their titles.
         rows, joint = questions * config.read, self.joint
         read = Work(rows * layers_flop(self._encoder, joint, joint))
         sampled = config.reader_gradient == "sampled"

@@ -23,9 +23,9 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 class PassagesConfig:
     """How passages are made from documents."""
 
-    tagger: str = "spacy:en_core_web_sm"
-    """Tagger that finds sentences, names and dates: spacy:MODEL, realm (faster), hf:MODEL, or rules (dates only); "" for
-    converted passages without tags."""
+    tagger: str = "realm"
+    """Tagger that finds sentences, names and dates: realm, spacy:MODEL, hf:MODEL, or rules (dates only); "" for converted
+    passages without tags."""
     cut: Literal["sentences", "headings", "documents"] = "sentences"
     """Where passages begin. "sentences": a passage has as many sentences as fit. "headings": a passage also begins at each
     heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings. "documents": each document,

