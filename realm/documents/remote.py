@@ -121,7 +121,8 @@ def uploaded(address: str) -> Iterator[Path]:
     Raises:
         InputError: the address is not of an object store, or the file cannot be written there.
     """
-    if address.partition("://")[0] not in STORES or not name_of(address):
+    scheme, _, inside = address.partition("://")
+    if scheme not in STORES or "/" not in inside or inside.endswith("/"):
         known = " and ".join(f"{one}://" for one in STORES)
         raise InputError(
             f"{public_address(address)} cannot be written: give the address of a file at {known}"
