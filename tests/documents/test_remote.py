@@ -258,6 +258,9 @@ def test_export_to_an_object_store_writes_the_file_of_a_local_export(
     assert main([*export, "memory://bucket/a.jsonl"]) == 2
     assert "memory://bucket/a.jsonl cannot be written: give the address" in capsys.readouterr().err
     monkeypatch.setattr(remote, "STORES", ("memory",))
+    for name in (str(tmp_path / "a.jsonl.gz"), "memory://bucket/a.jsonl.zst"):
+        assert main([*export, name]) == 2
+    assert capsys.readouterr().err.count("give it a name that ends in .jsonl") == 2
     for folder in ("memory://bucket", "memory://bucket/", "memory://bucket/a/"):
         assert main([*export, folder]) == 2
     assert capsys.readouterr().err.count("cannot be written: give the address of a file") == 3
