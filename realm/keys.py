@@ -6,7 +6,9 @@ key is about 1 in 400,000.
 
 import hashlib
 import sqlite3
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
 
 import numpy as np
 
@@ -66,15 +68,29 @@ class TemporaryDatabase:
         for statement in (*tables, "BEGIN"):
             self._database.execute(statement)
 
-    def execute(self, statement: str, *values: int | str | bytes) -> sqlite3.Cursor:
-        """Runs a statement with these values in place of its question marks.
+    def execute(self, statement: str, *values: int | str | bytes) -> int:
+        """Runs a statement with these values in place of its question marks -> number of rows that were changed.
 
         Raises:
             WriteFailed: the temporary file cannot be written.
         """
+        with self._writing():
+            return self._database.execute(statement, values).rowcount
+
+    def rows(self, query: str, *values: int | str | bytes) -> list[tuple[Any, ...]]:
+        """The rows that a query finds, with these values in place of its question marks.
+
+        Raises:
+            WriteFailed: the temporary file cannot be written. Reading can write too, because the cache is full.
+        """
+        with self._writing():
+            return self._database.execute(query, values).fetchall()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            return self._database.execute(statement, values)
-        except sqlite3.OperationalError as error:  # reading can write too, because the cache is full
+            yield
+        except sqlite3.OperationalError as error:
             raise WriteFailed(
                 f"the temporary file cannot be written: {first_line(error)}; set TMPDIR to a folder with more room"
             ) from error
@@ -104,12 +120,12 @@ class KeyTable(TemporaryDatabase):
             WriteFailed: the temporary file cannot be written.
         """
         added = self.execute("INSERT INTO keys VALUES (?, ?) ON CONFLICT DO NOTHING", _signed(key), value)
-        return None if added.rowcount else self.get(key)
+        return None if added else self.get(key)
 
     def get(self, key: int) -> str | None:
         """The text of a key, or None if the table does not have the key."""
-        found = self.execute("SELECT value FROM keys WHERE key = ?", _signed(key)).fetchone()
-        return None if found is None else str(found[0])
+        found = self.rows("SELECT value FROM keys WHERE key = ?", _signed(key))
+        return str(found[0][0]) if found else None
 
 
 def _signed(key: int) -> int:

@@ -148,7 +148,7 @@ def test_presets_that_start_from_realm_mini_read_as_it_was_taught() -> None:
     made = resolved("realm-mini")
     for name in ("demo", "demo-full"):
         tables = resolved(name)
-        assert tables["kb"] == made["kb"]
+        assert tables["kb"] | {"tagger": ""} == made["kb"] | {"tagger": ""}
         for key in ("query_tokens", "copy_head"):
             assert tables["mlm"][key] == made["mlm"][key]
 

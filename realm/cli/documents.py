@@ -216,16 +216,14 @@ def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
 
 def _export(args: argparse.Namespace) -> None:
     from realm.documents.formats.compressed import uncompressed
-    from realm.documents.remote import is_remote, uploaded
+    from realm.documents.remote import uploaded
     from realm.store.export import exported
     from realm.store.knowledge_base import KnowledgeBase
 
-    if uncompressed(Path(args.out)) != Path(args.out):
-        raise InputError(
-            f"--out {args.out}: the file is not compressed, so give it a name that ends in .jsonl"
-        )
     records = exported(KnowledgeBase.open(args.kb), args.where)
-    with uploaded(args.out) if is_remote(args.out) else _local(Path(args.out)) as out:
+    with uploaded(args.out) if "://" in args.out else _local(Path(args.out)) as out:
+        if uncompressed(out) != out:
+            raise InputError(f"{out.name}: the file is not compressed, so give it a name that ends in .jsonl")
         write_json_lines(out, progress(records, total=None, description="export", unit="document"))
     say_where(args, "the documents are", args.out)
 

@@ -44,17 +44,20 @@ def without_near_duplicates(
         raise InputError("near_duplicates needs datasketch: pip install 'realm-lm[documents]'")
     from datasketch import MinHash, MinHashLSH
 
-    # A band is a group of hash values. Two documents with an equal band are compared by all hash values. This comparison finds
-    # false positives, so the bands are chosen to give few false negatives.
-    near = MinHashLSH(threshold=similarity, num_perm=HASHES, weights=(0.1, 0.9))
+    count, size = 1, HASHES
+    if similarity < 1:
+        # A band is a group of hash values. Two documents with an equal band are compared by all hash values. This comparison
+        # finds false positives, so the bands are chosen to give few false negatives.
+        near = MinHashLSH(threshold=similarity, num_perm=HASHES, weights=(0.1, 0.9))
+        count, size = near.b, near.r
     with TemporaryDatabase(*_TABLES) as kept:
         for number, document in enumerate(documents):
             found = MinHash(num_perm=HASHES, hashfunc=zlib.crc32)
             found.update_batch(_sequences(document.text))
             own = found.hashvalues.astype(np.uint32)
-            bands = [_key(place, own[place : place + near.r]) for place in range(0, near.b * near.r, near.r)]
+            bands = [_key(place, own[place : place + size]) for place in range(0, count * size, size)]
             marks = ", ".join("?" * len(bands))
-            others = kept.execute(f"{_WITH_A_BAND} ({marks})", *bands)
+            others = kept.rows(f"{_WITH_A_BAND} ({marks})", *bands)
             score, other = max(
                 ((float(np.mean(np.frombuffer(hashes, np.uint32) == own)), name) for name, hashes in others),
                 default=(0.0, ""),

@@ -124,9 +124,8 @@ def uploaded(address: str) -> Iterator[Path]:
     scheme, _, inside = address.partition("://")
     if scheme not in STORES or "/" not in inside or inside.endswith("/"):
         known = " and ".join(f"{one}://" for one in STORES)
-        raise InputError(
-            f"{public_address(address)} cannot be written: give the address of a file at {known}"
-        )
+        shown = without_passwords(public_address(address))
+        raise InputError(f"{shown} cannot be written: give the address of a file at {known}")
     with _reaching(address, "written"):
         system, inside = _opened_system(address)
     with tempfile.TemporaryDirectory(prefix="realm-") as folder:
@@ -223,7 +222,8 @@ def _reaching(address: str, done: str = "read") -> Iterator[None]:
         raise
     except Exception as error:
         if _is_missing(error):
-            raise InputError(f"{shown}: no such file or folder") from None
+            missing = "file or folder" if done == "read" else "bucket"
+            raise InputError(f"{shown}: no such {missing}") from None
         status = getattr(_reason(error), "status", None)
         reason = (
             f"HTTP status {status}"

@@ -53,16 +53,17 @@ def test_every_way_to_write_strings_is_read(tmp_path: Path) -> None:
 
 
 BOMB = """
-import resource, sys
+import sys
 from realm.documents.reading import ReadingReport, read_documents
+from tests.peak_memory import peak_kilobytes
 import pyarrow.parquet, pyarrow.ipc
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_kilobytes()
 report = ReadingReport()
 try:
     print(sum(1 for _ in read_documents([sys.argv[1]], report=report)), end=" ")
 except ValueError as error:
     print(str(error)[:300], end=" ")
-print(sum(report.reasons.values()), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+print(sum(report.reasons.values()), (peak_kilobytes() - before) >> 10)
 """
 
 

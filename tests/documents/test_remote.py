@@ -258,6 +258,10 @@ def test_export_to_an_object_store_writes_the_file_of_a_local_export(
     assert main([*export, "memory://bucket/a.jsonl"]) == 2
     assert "memory://bucket/a.jsonl cannot be written: give the address" in capsys.readouterr().err
     monkeypatch.setattr(remote, "STORES", ("memory",))
+    for other in ("https://me:secret@a.b/c.jsonl.gz", "ftp://me:secret@a.b/c.jsonl", "gcs://bucket/a.jsonl"):
+        assert main([*export, other]) == 2
+        said = capsys.readouterr().err
+        assert "cannot be written: give the address" in said and "secret" not in said
     for name in (str(tmp_path / "a.jsonl.gz"), "memory://bucket/a.jsonl.zst"):
         assert main([*export, name]) == 2
     assert capsys.readouterr().err.count("give it a name that ends in .jsonl") == 2

@@ -260,5 +260,6 @@ def test_planned_steps_take_the_time_of_measured_ones(tmp_path, monkeypatch) -> 
     tflops, memory = map(statistics.median, speeds)
     hardware = replace(found[0], tflops=tflops, memory_gb_per_s=memory)
     planned = {one.stage: one.step_seconds for one in Plan(preset, corpus, hardware).stages()}
+    assert list(took) == ["mlm", "ict", "pretrain", "finetune"]
     for stage, times in took.items():
         assert planned[stage] == pytest.approx(statistics.median(times), rel=0.25), stage
