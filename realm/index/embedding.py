@@ -29,7 +29,10 @@ from realm.tokens.layouts import Lengths, Tokens, passage_rows
 from realm.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096
-"""Largest number of tokens in a batch, including padding."""
+"""Largest number of tokens in a batch on a CPU, including padding."""
+GPU_SHARE, TOKEN_BYTES = 1 / 16, 64
+"""Share of the memory of a GPU for the states of a batch, and their bytes per token and hidden unit: 16 numbers of 32 bits,
+because a layer is four times as wide inside, and several states exist at a time. No GPU has been tried."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,16 @@ class _Rows(NamedTuple):
         return packed.to(self.device)
 
 
-def batches_by_length(length_N: np.ndarray, budget: int = BATCH_TOKENS) -> list[np.ndarray]:
+def batch_tokens(device: torch.device, hidden: int) -> int:
+    """Largest number of tokens in a batch, including padding, of an encoder with this number of hidden units."""
+    if device.type != "cuda":
+        return BATCH_TOKENS
+    # The whole memory, not the free memory: a build that was interrupted must continue with the same batches.
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return max(BATCH_TOKENS, int(GPU_SHARE * memory / (TOKEN_BYTES * hidden)))
+
+
+def batches_by_length(length_N: np.ndarray, budget: int) -> list[np.ndarray]:
     """Row numbers in batches of rows of similar length, longest rows first.
 
     Each batch has at most `budget` tokens, including padding; a single row may have more.
@@ -142,7 +154,8 @@ def _embed(
     kept: Kept | None = None,
 ) -> Tensor:
     """`function` of the inputs of each row, in the order of `rows.numbers`."""
-    count, batches = len(rows.numbers), batches_by_length(rows.input_lengths())
+    budget = batch_tokens(rows.device, tower.projection.in_features)
+    count, batches = len(rows.numbers), batches_by_length(rows.input_lengths(), budget)
     result: Tensor | None = None
     if kept is not None:
         known, vectors = kept.recover()

@@ -1,6 +1,7 @@
 """Vectors of an index against the vectors of a training step, passage by passage."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from realm.errors import RealmError
 from realm.index import embedding
-from realm.index.embedding import batches_by_length, embed_passages, pooled_states
+from realm.index.embedding import batch_tokens, batches_by_length, embed_passages, pooled_states
 from realm.model.device import Precision, autocast
 from realm.model.embedder import EmbedderConfig, embedder_from
 from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
@@ -46,7 +47,6 @@ def test_vectors_come_in_the_order_asked_for_whatever_the_batches(
     tiny_kb, tiny_model, monkeypatch, budget
 ) -> None:
     monkeypatch.setattr(embedding, "BATCH_TOKENS", budget)
-    monkeypatch.setattr(batches_by_length, "__defaults__", (budget,))
     numbers = np.random.default_rng(0).permutation(len(tiny_kb))
     alone = np.concatenate([embed(tiny_model, tiny_kb, np.array([n])) for n in numbers])
     np.testing.assert_allclose(embed(tiny_model, tiny_kb, numbers), alone, atol=4e-3)
@@ -56,7 +56,7 @@ def test_threads_that_take_whole_batches_give_the_vectors_of_one(
     tiny_kb, tiny_model, monkeypatch, request
 ) -> None:
     """Under autocast too, which a thread does not take over by itself."""
-    monkeypatch.setattr(batches_by_length, "__defaults__", (60,))
+    monkeypatch.setattr(embedding, "BATCH_TOKENS", 60)
     told: list[int] = []
 
     def embed_all(precision: Precision) -> np.ndarray:
@@ -103,7 +103,7 @@ def test_damaged_weights_are_noticed(tiny_kb, tiny_model) -> None:
 def test_damaged_weights_are_noticed_by_whichever_thread(
     tiny_kb, tiny_model, two_threads, monkeypatch
 ) -> None:
-    monkeypatch.setattr(batches_by_length, "__defaults__", (60,))
+    monkeypatch.setattr(embedding, "BATCH_TOKENS", 60)
     tower = tiny_model.embedder.passage.train()
     with torch.no_grad():
         tower.projection.bias[3] = torch.nan
@@ -117,6 +117,17 @@ def test_a_vector_too_long_for_16_bits_is_noticed(tiny_kb, tiny_model, monkeypat
     monkeypatch.setattr(tower, "project", lambda pooled_BH: torch.full((len(pooled_BH), 16), 1e5))
     with pytest.raises(RealmError, match="not finite"):
         embed(tiny_model, tiny_kb, np.arange(3))
+
+
+def test_batches_of_a_gpu_grow_with_its_memory_and_shrink_with_the_encoder(monkeypatch) -> None:
+    memory = {"cuda:0": 80e9, "cuda:1": 1e6}
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=memory[str(device)])
+    )
+    large, small, cpu = map(torch.device, ("cuda:0", "cuda:1", "cpu"))
+    assert batch_tokens(large, 768) == 101_725  # 5 GB; a token of BERT-base has 49 kB of states
+    assert batch_tokens(large, 384) == pytest.approx(2 * 101_725, abs=1)
+    assert batch_tokens(small, 768) == batch_tokens(cpu, 768) == 4096
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))

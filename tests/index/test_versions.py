@@ -246,7 +246,7 @@ def test_half_written_version_is_never_loaded(own_kb, tiny_model, tiny_model_fol
 @pytest.fixture
 def stops(monkeypatch) -> list[int]:
     """Builds of several batches that keep their vectors; one that is asked for more batches than are left here is killed."""
-    monkeypatch.setattr(batches_by_length, "__defaults__", (60,))
+    monkeypatch.setattr(embedding, "BATCH_TOKENS", 60)
     monkeypatch.setattr(unfinished, "WORTH_KEEPING", 1)
     left, rows = [1000], embedding.passage_rows
 
