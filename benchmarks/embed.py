@@ -31,7 +31,7 @@ import numpy as np
 import shared
 import torch
 
-from realm.index.embedding import BATCH_TOKENS, batches_by_length, embed_passages
+from realm.index.embedding import batch_tokens, batches_by_length, embed_passages
 from realm.model.bert import BertConfig
 from realm.model.device import Precision, autocast, choose_device, chosen
 from realm.model.embedder import Embedder, EmbedderConfig
@@ -153,7 +153,7 @@ def measured(
     tower = embedder.passage
     tokens, numbers = corpus.tokens, np.arange(len(corpus.tokens.body.lengths))
     length_N = np.minimum(tokens.title.lengths + tokens.body.lengths + 3, corpus.lengths.passage)
-    batches = batches_by_length(length_N, BATCH_TOKENS)
+    batches = batches_by_length(length_N, batch_tokens(device, tower.projection.in_features))
 
     def packed(batch: np.ndarray) -> Tokens:
         return passage_rows(tokens.title, tokens.body, batch, corpus.tokenizer, corpus.lengths).to(device)

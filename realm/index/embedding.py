@@ -163,7 +163,7 @@ def _embed(
         result[torch.from_numpy(known)] = torch.from_numpy(vectors)
         there = np.zeros(count, dtype=bool)
         there[known] = True
-        # The interrupted call had the same batches.
+        # On the same kind of device the interrupted call had the same batches; otherwise partly known batches are repeated.
         batches = [batch for batch in batches if not there[batch].all()]
     done, one_at_a_time = count - sum(map(len, batches)), threading.Lock()
     bar = progress(
