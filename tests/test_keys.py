@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.keys import KeyTable
+from realm.errors import WriteFailed
+from realm.keys import KeyTable, TemporaryDatabase
 
 NUMBERS = st.one_of(
     st.integers(0, 5), st.integers(0, 2**64 - 1), st.sampled_from([2**63 - 1, 2**63, 2**64 - 1])
@@ -40,6 +42,21 @@ def test_a_table_answers_as_a_dict(pairs: list[tuple[int, str]], others: list[in
             known.setdefault(key, value)
         for key in [*known, *others]:
             assert table.get(key) == known.get(key)
+
+
+def test_an_error_while_rows_are_fetched_is_one_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing:
+        def execute(self, *_: object) -> "Failing":
+            return self
+
+        def fetchall(self) -> None:
+            raise sqlite3.OperationalError("disk I/O error")
+
+    with TemporaryDatabase() as database:
+        monkeypatch.setattr(database, "_database", Failing())
+        with pytest.raises(WriteFailed, match="disk I/O error; set TMPDIR"):
+            database.rows("SELECT 1")
+        monkeypatch.undo()
 
 
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -12,6 +12,7 @@ from realm.errors import InputError
 from realm.files import write_json
 from realm.ray_actors import EngineConfig
 from realm.settings import read_config
+from realm.text.corpus import PassagesConfig
 
 T = TypeVar("T")
 Commands = argparse._SubParsersAction
@@ -91,7 +92,9 @@ class Parser(argparse.ArgumentParser):
             "machine, else a new cluster)",
         )
 
-    def add_tagger(self, default: str, on_engine: str = "sources are read and the tagger runs") -> None:
+    def add_tagger(
+        self, default: str = PassagesConfig.tagger, on_engine: str = "sources are read and the tagger runs"
+    ) -> None:
         """Adds --tagger, --processes and the engine. `default` and `on_engine` are parts of the help texts."""
         self.add_argument(
             "--tagger",

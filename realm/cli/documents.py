@@ -46,7 +46,7 @@ def add_documents(verbs: "Commands[Parser]") -> None:
         metavar="NAME",
         help="model or encoder whose wordpieces are counted (default: the setting `tokenizer`)",
     )
-    preview.add_tagger(default="realm", on_engine="the tagger runs")
+    preview.add_tagger(on_engine="the tagger runs")
     preview.add_argument(
         "--limit", metavar="N", type=positive, default=20, help="show only the first N passages (default: 20)"
     )

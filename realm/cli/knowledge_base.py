@@ -59,7 +59,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         type=positive,
         help="make a new vocabulary of N wordpieces from the documents, for an encoder that is trained from random weights",
     )
-    build.add_tagger(default="realm")
+    build.add_tagger()
     build.add_switch("--replace", "replace an existing knowledge base when the new one is complete")
 
     add_documents(verbs)

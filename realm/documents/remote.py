@@ -123,7 +123,7 @@ def uploaded(address: str) -> Iterator[Path]:
     """
     scheme, _, inside = address.partition("://")
     if scheme not in STORES or "/" not in inside or inside.endswith("/"):
-        known = " and ".join(f"{one}://" for one in STORES)
+        known = " or ".join(f"{one}://" for one in STORES)
         shown = without_passwords(public_address(address))
         raise InputError(f"{shown} cannot be written: give the address of a file at {known}")
     with _reaching(address, "written"):

@@ -46,7 +46,7 @@ MASKED_SHARE = 0.2
 TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
 """Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
 TAGGING_SECONDS = {"realm": 1.5e-3 / 215, "rules": 0.0}
-"""Tagger -> core seconds per wordpiece for finding names; those of `rules` are in `REST_SECONDS`."""
+"""Tagger -> core seconds per wordpiece for finding names. `REST_SECONDS` includes the tagger `rules`."""
 OTHER_TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
 """Core seconds per wordpiece of a build (docs/scaling.md): for finding names with en_core_web_sm, which is also assumed for
 other taggers, and for all other work."""

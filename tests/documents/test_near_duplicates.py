@@ -64,6 +64,11 @@ def test_unrelated_documents_are_kept_and_copies_are_left_out_wherever_they_stan
     assert report.left_out[0].problem == "200: similarity of about 1.00 to 0"
 
 
+def test_with_a_similarity_of_1_only_texts_with_equal_words_are_left_out() -> None:
+    one = text()
+    assert kept([" ".join(one), " ".join(changed(one, 1)), ", ".join(one)], 1.0)[0] == [0, 1]
+
+
 def test_short_and_empty_texts_are_compared_as_a_whole() -> None:
     assert kept(["one two", "one two three", "One, two.", "", "."], 0.9)[0] == [0, 1, 3]
 

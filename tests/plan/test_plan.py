@@ -22,6 +22,7 @@ from realm.plan.hardware import Hardware, machines, read_hardware
 from realm.plan.preset import Corpus, Preset
 from realm.settings import presets
 from realm.store.knowledge_base import KnowledgeBase
+from realm.train.finetune import FinetuneConfig
 from realm.train.loop import TrainRun
 
 SMALL = BertConfig(
@@ -213,7 +214,7 @@ def keep_answerable(kb: Path, model: Path, questions: Path, out: Path) -> None:
     )
     ranks = [one["rank"] for one in json.loads(report.read_text())["outcomes"]]
     lines = questions.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line, rank in zip(lines, ranks, strict=True) if rank and rank <= 5]
+    kept = [line for line, rank in zip(lines, ranks, strict=True) if rank and rank <= FinetuneConfig.read]
     out.write_text("".join(kept), encoding="utf-8")
 
 
