@@ -100,19 +100,37 @@ def add_commands(commands: "Commands[Parser]") -> None:
     baseline.add_kb()
     baseline.add_model()
     baseline.add_train_and_dev()
+    baseline.add_argument(
+        "--reading-kb",
+        metavar="KB",
+        help="knowledge base with the documents that the questions of --reading-train name",
+    )
+    baseline.add_argument(
+        "--reading-train",
+        metavar="FILE",
+        help="further training questions for the system drqa; each question names a document that contains an answer "
+        "(document_id), as in SQuAD",
+    )
     baseline.add_out("folder of the trained system")
 
 
 def _baseline(args: argparse.Namespace) -> None:
     from realm.qa.question_files import read_questions
     from realm.store.knowledge_base import KnowledgeBase
-    from realm.systems.system import Ground, module_of
+    from realm.systems.system import Ground, ReadingSet, module_of
 
     system = module_of(args.system)
     args.section = f"baseline.{args.system}"
     config = settings(args, system.Config)
     train, dev = (read_questions(file, regex=args.regex) for file in (args.train, args.dev))
-    ground = Ground(KnowledgeBase.open(args.kb), args.model, train, dev)
+    reading = None
+    if args.reading_kb or args.reading_train:
+        if args.system != "drqa" or not (args.reading_kb and args.reading_train):
+            raise InputError(
+                "--reading-kb and --reading-train are only for the system drqa, and are given together"
+            )
+        reading = ReadingSet(KnowledgeBase.open(args.reading_kb), read_questions(args.reading_train))
+    ground = Ground(KnowledgeBase.open(args.kb), args.model, train, dev, reading)
     system.train(ground, Path(args.out), config)
 
 
@@ -141,8 +159,9 @@ def _table(args: argparse.Namespace, title: str) -> None:
 
     from realm.cli import run
     from realm.compare import checks, table
-    from realm.compare.plan import DataConfig, Plan, TableConfig
+    from realm.compare.plan import Plan
     from realm.compare.rows import TABLES
+    from realm.compare.settings import DataConfig, TableConfig
 
     of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
     args.set = [one for one in args.set if not one.startswith("data.")]

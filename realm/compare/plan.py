@@ -6,18 +6,21 @@ DIR/documents/{kb,text-kb}.jsonl      the first documents of each corpus, if onl
 DIR/published-kb                      Z in the wordpieces of a published model
 DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
 DIR/models/START[-SEED]               the starts, which are not trained on questions
+DIR/reading-kb                        documents that answer the questions of `data.reading`
+DIR/questions/reading-{train,dev}.jsonl  the questions of `data.reading`
+DIR/readers/START[-SEED]              the starts, trained on the questions of `data.reading`
 DIR/rows/ROW[-SEED]                   the systems trained on questions
 DIR/predictions/ROW[-SEED].TEST.jsonl answers with evidence
 DIR/reports/ROW[-SEED].TEST.json      scores, and the outcome of each question
 DIR/reports/probe-START[-SEED].json   retrieval and reading of masked facts, of a start or of BM25
 """
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from realm.compare.rows import BM25, PUBLISHED, STARTS, Row
+from realm.compare.rows import BM25, OWN_NETWORK, PUBLISHED, READING, STARTS, Row, encoder_of
+from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
 from realm.errors import InputError
 from realm.model.manifest import MANIFEST, read_manifest
@@ -27,82 +30,8 @@ from realm.stages.runner import Section, Stage
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.vectors import folder_of
 from realm.systems.system import SYSTEM, is_system
+from realm.train.finetune import FinetuneConfig
 from realm.train.pretrain import PretrainConfig
-
-
-@dataclass(frozen=True)
-class PublishedConfig:
-    """The checkpoints of the row `published`.
-
-    A checkpoint is a folder, a hub name, or the prefix of TensorFlow files, as in `realm convert`.
-    """
-
-    checkpoint: str = ""
-    """An open-QA checkpoint, which answers without further training, or a pre-trained embedder, which is first trained on the
-    questions. Empty: the row is left out."""
-    embedder: str = ""
-    """Embedder of passages. An open-QA checkpoint needs this setting, because its own embedder was fine-tuned for questions."""
-    encoder: str = ""
-    """Masked-LM reader from which fine-tuning starts, if `checkpoint` is an embedder."""
-    tokenizer: str = ""
-    """Tokenizer to use if the checkpoint has no tokenizer."""
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The documents and questions for Table 1 and Table 2 of the paper. A preset has these settings in its section `[data]`."""
-
-    corpus: tuple[str, ...] = ("package:vital-articles",)
-    """Documents of the knowledge base (Z)."""
-    text: tuple[str, ...] = ()
-    """Documents of the corpus of masked sentences (X) of the row realm-x; empty: the row is left out."""
-    documents: int = 0
-    """Number of documents that are used from each corpus, for example to try a preset. The first documents are used. 0: all
-    documents."""
-    encoder: str = "package:realm-mini"
-    """Encoder or model from which `realm mlm` starts. The tokenizer of this encoder is used for the text."""
-    train: tuple[str, ...] = ()
-    """Question files for training; empty: questions made from the corpus."""
-    dev: tuple[str, ...] = ()
-    """Question files by which the best weights are chosen; empty: a tenth of the training questions, by the rule of ORQA."""
-    tests: Mapping[str, str] = field(default_factory=dict)
-    """Name of a test -> question file of the test; empty: questions made from documents that have no training questions."""
-
-    published: PublishedConfig = field(default_factory=PublishedConfig)
-    """Published REALM model to compare with."""
-
-    def __post_init__(self) -> None:
-        if not self.corpus:
-            raise ValueError("corpus is empty: give at least one source of documents")
-        if self.documents < 0:
-            raise ValueError(f"documents is {self.documents}: it must be 0 or more")
-        for name in self.tests:
-            if not re.fullmatch(r"[A-Za-z0-9-]+", name):
-                raise ValueError(
-                    f"tests: {name!r} is not a valid name of a test: use only letters, digits and hyphens"
-                )
-
-
-@dataclass(frozen=True)
-class TableConfig:
-    """Settings of `realm compare` and `realm ablate`."""
-
-    rows: tuple[str, ...] = ()
-    """Rows to make; empty: all rows."""
-    seeds: tuple[int, ...] = (0,)
-    """Seeds of ICT, pre-training and fine-tuning."""
-    answer_seeds: int = 1
-    """Number of seeds, from the first on, with which systems are trained on questions and tested. 0: only the retrieval of the
-    starts is measured."""
-
-    def __post_init__(self) -> None:
-        if not self.seeds:
-            raise ValueError("seeds is empty: give at least one seed")
-        if not 0 <= self.answer_seeds <= len(self.seeds):
-            raise ValueError(
-                f"answer_seeds is {self.answer_seeds}: it must be 0 to {len(self.seeds)}, the number of seeds"
-            )
-
 
 CORPUS = Section(
     "Corpus", "Documents are split into passages at ends of sentences, and names and dates are marked."
@@ -112,6 +41,10 @@ STARTING = Section(
     "Models before training on questions",
     "These commands make the encoder, train the embedder with the inverse cloze task, pre-train each variant of REALM, and "
     "compute the vectors of all passages.",
+)
+READERS = Section(
+    "Reading",
+    "The readers of all rows are first trained on the same questions, each with a passage that contains an answer.",
 )
 ROWS = Section(
     "Training on questions",
@@ -205,10 +138,12 @@ class Plan:
                 "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
                 "in the preset tables"
             )
-        for source in (*self.data.corpus, *(self.data.text if self.uses_text else ())):
+        reading = self.data.reading
+        for source in (*self.data.corpus, *(self.data.text if self.uses_text else ()), *reading.corpus):
             files_of(source, None)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
+        read_config(FinetuneConfig, self.preset, "finetune", self._reading_settings)
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
         stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
         if any(not every or factor * every >= steps for factor in stale):
@@ -237,6 +172,10 @@ class Plan:
     def text_kb(self) -> Path:
         return self.folder / "text-kb"
 
+    @property
+    def reading_kb(self) -> Path:
+        return self.folder / "reading-kb"
+
     def cut(self) -> dict[Path, tuple[str, ...]]:
         """File for the first documents of a corpus -> sources of the corpus; empty if all documents are used."""
         if not self.data.documents:
@@ -249,12 +188,15 @@ class Plan:
 
     def _sources(self, kb: Path) -> tuple[str, ...]:
         """Sources from which `realm kb build` makes a knowledge base."""
+        if kb == self.reading_kb:
+            return self.data.reading.corpus
         if self.data.documents:
             return (str(self._documents(self.text_kb if kb == self.text_kb else self.kb)),)
         return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
-        """File with the questions for training ("train"), or for choosing the best weights ("dev")."""
+        """File with the questions for training ("train"), or for choosing the best weights ("dev"); with "reading-" before the
+        name, of the questions of `data.reading`."""
         return self.folder / "questions" / f"{part}.jsonl"
 
     @property
@@ -291,6 +233,18 @@ class Plan:
         """The knowledge base from which a start retrieves."""
         return self.folder / "published-kb" if start == PUBLISHED else self.kb
 
+    def reader(self, name: str, seed: int) -> Path | None:
+        """Folder of the reader with which the training of a row starts. The reader was trained on the questions of
+        `data.reading`, from the encoder of the start of the row.
+
+        None if there is no such reader: the table has no such questions, or the row has a published model or a network that
+        does not start from an encoder.
+        """
+        row = self.table[name]
+        if not self.data.reading.questions or row.start == PUBLISHED or row.system in OWN_NETWORK:
+            return None
+        return self.folder / "readers" / self._named_start(encoder_of(row.start), seed)
+
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
         if self._is_published_reader(self.table[name].start):
@@ -324,6 +278,9 @@ class Plan:
         yield Stage(CORPUS, "kb build", self._build(self.kb, self.data.encoder), self.kb)
         if self.uses_text:
             yield Stage(CORPUS, "kb build text", self._build(self.text_kb, self.data.encoder), self.text_kb)
+        if self.data.reading.questions:
+            argv = self._build(self.reading_kb, self.data.encoder)
+            yield Stage(CORPUS, "kb build reading", argv, self.reading_kb)
         if not self.data.train:
             argv = self._command("questions", kb=self.kb, out=self.made)
             yield Stage(QUESTIONS, "questions", argv, self.made / "dev.jsonl")
@@ -338,7 +295,7 @@ class Plan:
                 if name != PUBLISHED:
                     yield self._make_start(name, seed)
                 if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
-                    yield self._index(name, seed)
+                    yield self._index(self.kb_of(name), self.start_model(name, seed))
                 if name in self.probed():
                     yield self._probe(self.start_model(name, seed), self.probe(name, seed))
             if name == "encoder":
@@ -362,6 +319,25 @@ class Plan:
             argv = self._command(start.made_by, *settings, kb=self.kb, init=init, out=out)
         return Stage(STARTING, f"{argv[0]} {out.name}", argv, out)
 
+    def reading(self) -> Iterator[Stage]:
+        """Stages that train the readers of the rows on the questions of `data.reading`."""
+        asked = {part: self.questions(f"reading-{part}") for part in ("train", "dev")}
+        read: dict[Path, tuple[Path, int]] = {}  # folder of a reader -> its start, and the seed
+        for name, row in self.rows().items():
+            for seed in self.config.seeds[: self.config.answer_seeds]:
+                reader = self.reader(name, seed)
+                if reader is not None:
+                    read.setdefault(reader, (self.start_model(encoder_of(row.start), seed), seed))
+        for out, (start, seed) in read.items():
+            yield self._index(self.reading_kb, start)
+            settings = (*self._reading_settings, f"seed={seed}")
+            argv = self._command("finetune", *settings, kb=self.reading_kb, model=start, out=out, **asked)
+            yield Stage(READERS, f"read {out.name}", argv, out)
+
+    @property
+    def _reading_settings(self) -> tuple[str, ...]:
+        return (*READING, *self.data.reading.settings)
+
     def training(self) -> Iterator[Stage]:
         """Stages that train each row on the questions."""
         asked = {"train": self.questions("train"), "dev": self.questions("dev")}
@@ -371,6 +347,17 @@ class Plan:
             for seed in self.config.seeds[: self.config.answer_seeds]:
                 out, start = self.row_model(name, seed), self.start_model(row.start, seed)
                 verb = f"baseline {row.system}" if row.system else "finetune"
+                reader = self.reader(name, seed)
+                reads: dict[str, Path] = {}
+                if reader is not None and row.system:
+                    start = reader
+                elif reader is not None:
+                    reads = {"reader": reader}
+                elif row.system == "drqa" and self.data.reading.questions:
+                    reads = {
+                        "reading_kb": self.reading_kb,
+                        "reading_train": self.questions("reading-train"),
+                    }
                 argv = self._command(
                     verb,
                     *row.settings,
@@ -379,6 +366,7 @@ class Plan:
                     model=start,
                     out=out,
                     **asked,
+                    **reads,
                 )
                 yield Stage(ROWS, f"{verb} {out.name}", argv, out)
 
@@ -442,8 +430,7 @@ class Plan:
         kb_, build, *flags = self._command("kb build", out=kb, tokenizer=tokenizer)
         return (kb_, build, *self._sources(kb), *flags)
 
-    def _index(self, start: str, seed: int) -> Stage:
-        kb, model = self.kb_of(start), self.start_model(start, seed)
+    def _index(self, kb: Path, model: Path) -> Stage:
         makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
         argv = self._command("index", kb=kb, model=model)
         return Stage(STARTING, f"index {model.name}", argv, makes, quiet=True)

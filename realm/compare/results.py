@@ -288,16 +288,19 @@ def _retrieved(rank_SN: np.ndarray) -> Retrieved:
 
 def _seconds(plan: Plan, name: str, seed: int) -> float | None:
     """Training time of the system of a row, and of all models from which the system was made."""
-    folder = plan.row_model(name, seed)
+    folder, start = plan.row_model(name, seed), plan.table[name].start
+    reader = plan.reader(name, seed)
     if is_system(folder):
-        start, records = plan.start_model(plan.table[name].start, seed), read_system(folder)["stages"]
-        if any(record.get("init") == str(start) for record in records):
-            records = [*read_manifest(start)["stages"], *records]
+        init, records = reader or plan.start_model(start, seed), read_system(folder)["stages"]
+        if any(record.get("init") == str(init) for record in records):
+            records = [*read_manifest(init)["stages"], *records]
     else:
+        parts = [] if reader is None else [reader]
+        if encoder := STARTS[start].encoder_of:
+            parts.append(plan.start_model(encoder, seed))
         records = read_manifest(folder)["stages"]
-        if encoder_of := STARTS[plan.table[name].start].encoder_of:
-            others = read_manifest(plan.start_model(encoder_of, seed))["stages"]
-            records = [*records, *(record for record in others if record not in records)]
+        others = [record for part in parts for record in read_manifest(part)["stages"]]
+        records = [*records, *(record for record in others if record not in records)]
     if any(record["stage"] == "published" for record in records):
         return None
     return round(sum(record.get("seconds", 0.0) for record in records), 1)

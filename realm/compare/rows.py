@@ -54,6 +54,14 @@ STARTS = {
 """Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, even if the preset does."""
 
 
+def encoder_of(start: str) -> str:
+    """Name of the start that made the encoder of a start: ICT and "convert" do not train the encoder."""
+    one = STARTS[start]
+    if one.made_by == "convert":
+        return encoder_of(one.encoder_of)
+    return encoder_of(one.init) if one.made_by == "ict" else start
+
+
 class Row(NamedTuple):
     """A row of a table: a system, and the command that trains it on questions."""
 
@@ -72,6 +80,18 @@ class Row(NamedTuple):
 
 WORDS = ("method=bm25", "retriever_rate=0.0", "retrieval_score=false")
 """Settings of a reader that reads passages of BM25. The retrieval score is not part of the score of an answer."""
+
+READING = (
+    "passages=contrast",
+    "read=1",
+    "retrieved=1",
+    "reader_gradient=all",
+    "retriever_rate=0.0",
+)
+"""Settings of `realm finetune` for the questions of `data.reading`: each question has one passage, which contains an answer."""
+
+OWN_NETWORK = ("t5", "drqa")
+"""Systems whose network does not start from the encoder of a model."""
 
 TABLE_1 = {
     "bm25-reader": Row("BM25 + reader", settings=WORDS),

@@ -16,10 +16,13 @@ from realm.compare.questions import Split, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
-from realm.qa.question_files import read_questions
+from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
+
+READING = "reading"
+"""Name of the questions of `data.reading` in reports, and the beginning of the names of their files."""
 
 
 def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) -> results.TableJson:
@@ -37,23 +40,24 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
             print(f"The row {name} is left out, because it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
     print("You can stop the command at any time; the same command continues the work.")
-    split = _split(plan)
-    if split is not None and split.dropped:
-        print(
-            f"Training and dev questions that are left out because they are also in a test: {split.dropped:,}."
-        )
+    split, reading = _split(plan), _split_reading(plan)
+    given = [one for one in (split, reading) if one is not None]
+    if dropped := sum(one.dropped for one in given):
+        print(f"Training and dev questions that are left out because they are also in a test: {dropped:,}.")
     folder.mkdir(parents=True, exist_ok=True)
-    _keep_data(plan, split)
+    _keep_data(plan, split, reading)
     _write_documents(plan)
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
         run_stages(plan.preparing(), record, run_command)
         split = split or _split_made(plan)
-        _write_questions(plan, split)
+        _write_questions(plan, split, reading)
         run_stages(plan.starting(), record, run_command)
+        run_stages(plan.reading(), record, run_command)
         run_stages(plan.training(), record, run_command)
         run_stages(plan.measuring(), record, run_command)
-    report = results.read(plan, _made_by(plan, split))
+    dropped = sum(one.dropped for one in (split, reading) if one is not None)
+    report = results.read(plan, _made_by(plan, dropped))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
     (folder / f"{name}.md").write_text(layout.markdown(report), encoding="utf-8")
@@ -80,7 +84,7 @@ class DataJson(TypedDict):
     """The settings of `data.published`."""
 
 
-def _keep_data(plan: Plan, split: Split | None) -> None:
+def _keep_data(plan: Plan, split: Split | None, reading: Split | None) -> None:
     """Writes data.json.
 
     Raises:
@@ -90,6 +94,8 @@ def _keep_data(plan: Plan, split: Split | None) -> None:
     asked = {name: read_questions(test) for name, test in plan.tests().items()} if data.tests else {}
     if split is not None:
         asked |= {"train": split.train, "dev": split.dev}
+    if reading is not None:
+        asked[READING] = [*reading.train, *reading.dev]
     now: DataJson = {
         "corpus": list(data.corpus),
         "text": list(data.text),
@@ -108,7 +114,9 @@ def _keep_data(plan: Plan, split: Split | None) -> None:
         ]
         asked_before = before["questions"]
         # A test may be added later, but questions that were made from the corpus are not replaced by those of a file.
-        parts += [key for key in ("train", "dev") if asked_before.get(key) != now["questions"].get(key)]
+        parts += [
+            key for key in ("train", "dev", READING) if asked_before.get(key) != now["questions"].get(key)
+        ]
         parts += [
             key for key in data.tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
@@ -131,14 +139,20 @@ def _write_documents(plan: Plan) -> None:
             write_json_lines(file, ({"id": one.id, "title": one.title, "text": one.text} for one in first))
 
 
-def _write_questions(plan: Plan, split: Split) -> None:
-    """Writes the training and dev questions, and test questions if no test files are given. Existing files are kept."""
-    if plan.questions("dev").exists():
+def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:
+    """Writes the training and dev questions, those of `data.reading`, and test questions if no test files are given.
+
+    Existing files are kept.
+    """
+    files = {"train": split.train, "dev": split.dev}
+    if reading is not None:
+        files |= {f"{READING}-train": reading.train, f"{READING}-dev": reading.dev}
+    if not plan.data.tests:
+        files["test"] = read_questions(plan.made / "dev.jsonl")[::2]
+    if all(plan.questions(name).exists() for name in files):
         return
     plan.questions("train").parent.mkdir(exist_ok=True)
-    tests = {} if plan.data.tests else {"test": read_questions(plan.made / "dev.jsonl")[::2]}
-    # dev.jsonl is the last file: if it exists, all files are complete
-    for name, questions in {**tests, "train": split.train, "dev": split.dev}.items():
+    for name, questions in files.items():
         write_json_lines(plan.questions(name), (question.to_json() for question in questions))
 
 
@@ -150,24 +164,50 @@ def _split(plan: Plan) -> Split | None:
     """
     if not plan.data.train:
         return None
-    tests = [question for file in plan.tests().values() for question in read_questions(file)]
-    split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), tests)
+    split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), _asked(plan))
     for name, kept in (("train", split.train), ("dev", split.dev)):
         if not kept:
             raise InputError(f"no question is left for {name}: give files with more questions in data.{name}")
     return split
 
 
+def _split_reading(plan: Plan) -> Split | None:
+    """The questions of `data.reading`; None if there are none.
+
+    Raises:
+        InputError: a question names no document, or no training question or no dev question is left.
+    """
+    files = plan.data.reading.questions
+    if not files:
+        return None
+    named = read_all(files)
+    for name, question in named:
+        if not question.document_id:
+            raise InputError(
+                f"data.reading: question {question.id} of {name} names no document: add a document_id"
+            )
+    split = split_questions(named, [], _asked(plan))
+    if not split.train or not split.dev:
+        raise InputError("data.reading: the files have too few questions to train and test a reader")
+    return split
+
+
 def _split_made(plan: Plan) -> Split:
     """The questions that were made from the corpus, without those that are also in a test file."""
     train, dev = (read_all([str(plan.made / f"{part}.jsonl")]) for part in ("train", "dev"))
-    tests = [question for file in plan.data.tests.values() for question in read_questions(file)]
     # The dev and test questions are about other documents than the training questions.
-    return split_questions(train, dev[1::2], tests)
+    return split_questions(train, dev[1::2], _asked(plan))
 
 
-def _made_by(plan: Plan, split: Split) -> results.MadeBy:
+def _asked(plan: Plan) -> list[Question]:
+    """The questions of the test files."""
+    return [question for file in plan.data.tests.values() for question in read_questions(file)]
+
+
+def _made_by(plan: Plan, dropped: int) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
+    if plan.data.reading.questions:
+        files[READING] = plan.questions(f"{READING}-train")
     asked = {name: read_questions(file) for name, file in files.items()}
     kb = KnowledgeBase.open(plan.kb)
     return {
@@ -183,7 +223,7 @@ def _made_by(plan: Plan, split: Split) -> results.MadeBy:
             name: {"n": len(questions), "digest": digest_of(questions), "name": recognised(questions)}
             for name, questions in asked.items()
         },
-        "dropped": split.dropped,
+        "dropped": dropped,
     }
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realm.documents.formats.compressed import opened, uncompressed
 from realm.errors import InputError, shortened, shown
 
 MAX_QUESTION_CHARACTERS = 2000
@@ -44,7 +45,7 @@ class Question(NamedTuple):
 def read_questions(
     path: str | Path, *, regex: bool | None = None, need_answers: bool = True
 ) -> list[Question]:
-    """The questions of a file, whose format is recognised by its content.
+    """The questions of a file, whose format is recognised by its content. The file may be compressed (.gz, .bz2, .xz, .zst).
 
     - JSON Lines or one JSON array of objects with `question` (or `qText`), `answers` (or `answer`; a text or a list of
       texts), and optionally `id` (or `qId`), `regex` (or `answers_are_regex`), `gold_titles`, `document_id` and `passage_id`.
@@ -102,7 +103,8 @@ def json_lines(path: str | Path) -> Iterator[tuple[str, Any]]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with opened(path) as file:
+            data = file.read()
     except FileNotFoundError:
         raise InputError(f"there is no question file {path}") from None
     except IsADirectoryError:
@@ -121,7 +123,8 @@ def _read_text(path: Path) -> str:
 
 
 def _is_json(path: Path, text: str) -> bool:
-    return path.suffix in (".json", ".jsonl") or (path.suffix != ".tsv" and text.lstrip()[:1] in ("{", "["))
+    suffix = uncompressed(path).suffix
+    return suffix in (".json", ".jsonl") or (suffix != ".tsv" and text.lstrip()[:1] in ("{", "["))
 
 
 def _json_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:

@@ -24,13 +24,14 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from realm.errors import InputError
 from realm.files import read_json, write_json
+from realm.keys import Lookup, key_of
 from realm.model.device import choose_device
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question, compiled
 from realm.store.knowledge_base import KnowledgeBase
-from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.system import Best, Found, Ground, ReadingSet, SystemModel, read_system, read_weights
 from realm.systems.tfidf import Ranking, Token, tokens_of
 from realm.text.corpus import Passage
 from realm.train.loop import TrainRun
@@ -286,6 +287,22 @@ def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Questio
     return examples
 
 
+def examples_of_documents(reading: ReadingSet) -> list[Example]:
+    """For each question, the training example of the best passage of the document that the question names.
+
+    The published reader is trained on SQuAD in this way, together with the examples of distant supervision.
+    """
+    by_document, examples = Lookup(reading.kb.document_keys_N), []
+    for question in progress(
+        reading.questions, total=len(reading.questions), description="find answers", unit="question"
+    ):
+        passages = reading.kb.passages(by_document.all(key_of(question.document_id)))
+        found = [one for passage in passages if (one := example_of(question, passage)) is not None]
+        if found:
+            examples.append(max(found, key=lambda one: one[0])[1])
+    return examples
+
+
 def loss_of(reader: Reader, rows: Rows, first_B: Tensor, last_B: Tensor) -> Tensor:
     """Mean negative log-likelihood of the first word plus that of the last word."""
     start_BT, end_BT = reader(rows)
@@ -300,6 +317,8 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     """
     kb, ranking = ground.kb, Ranking.open(ground.kb, out)
     examples = examples_of(kb, ranking, ground.train)
+    if ground.reading is not None:
+        examples += examples_of_documents(ground.reading)
     vocabulary = Vocabulary.of(side for one in examples for side in (one.question, one.passage))
     torch.manual_seed(config.seed)
     sizes = (len(vocabulary), config.width, config.hidden, config.layers)

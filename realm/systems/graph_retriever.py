@@ -45,6 +45,7 @@ from realm.systems.system import (
     SystemModel,
     read_system,
     read_weights,
+    start_encoder,
 )
 from realm.tokens.layouts import Lengths, Tokens
 from realm.tokens.tokenizer import Tokenizer
@@ -222,7 +223,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     retrieval = Retrieval(kb, graph, config.passages)
     examples = examples_of(kb, retrieval, start.tokenizer, ground.train)
     torch.manual_seed(config.seed)
-    reader = GraphReader(start.reader.bert.bert)
+    reader = GraphReader(start_encoder(start))
     sizes = {
         "encoder": asdict(reader.encoder.config),
         "lengths": asdict(start.lengths),

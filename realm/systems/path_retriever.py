@@ -45,6 +45,7 @@ from realm.systems.system import (
     SystemModel,
     read_system,
     read_weights,
+    start_encoder,
 )
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
@@ -150,7 +151,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     graph = PassageGraph.open(kb, out)
     examples = examples_of(kb, graph, start.tokenizer, ground.train)
     torch.manual_seed(config.seed)
-    network = PathNetwork(start.reader.bert.bert)
+    network = PathNetwork(start_encoder(start))
     sizes = {"encoder": asdict(network.encoder.config), "lengths": asdict(start.lengths)}
     model = SystemModel(NAME, network, sizes, start.tokenizer)
     heads = nn.ModuleList([network.step, network.holds, network.ends])

@@ -30,7 +30,8 @@ from realm.checksums import changed, checksums_of
 from realm.errors import DamagedError, InputError, RealmError
 from realm.files import read_json, write_json
 from realm.keys import hex_id
-from realm.model.folder import replacing
+from realm.model.bert import Bert
+from realm.model.folder import Model, replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
 from realm.progress import progress
@@ -56,16 +57,32 @@ BATCH = 16
 """Number of questions that are answered at once."""
 
 
+class ReadingSet(NamedTuple):
+    """Questions whose documents are known."""
+
+    kb: KnowledgeBase
+    """Knowledge base that has the documents."""
+    questions: Sequence[Question]
+
+
 @dataclass(frozen=True)
 class Ground:
     """What a system is trained from. All systems of a comparison have the same passages, encoder and questions."""
 
     kb: KnowledgeBase
     encoder: str
-    """Model folder. The systems "graph" and "path" start from its encoder; the other systems do not use it."""
+    """Model folder. The systems "graph" and "path" start from the encoder of its span reader, or of its masked-LM reader if it
+    has no span reader; the other systems do not use it."""
     train: Sequence[Question]
     dev: Sequence[Question]
     """Questions on which the best weights are chosen. They must not contain test questions."""
+    reading: ReadingSet | None = None
+    """Further training questions, each with a passage that contains an answer; only for the system "drqa"."""
+
+
+def start_encoder(model: Model) -> Bert:
+    """The encoder with which a system starts (`Ground.encoder`)."""
+    return model.reader.bert.bert if model.span_reader is None else model.span_reader.encoder
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import pytest
 
 from realm import cli
 from realm.compare import results
-from realm.compare.plan import DataConfig, Plan, PublishedConfig, TableConfig
+from realm.compare.plan import Plan
 from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
+from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
 from realm.errors import InputError
 from realm.files import write_json
 from realm.qa.question_files import Question

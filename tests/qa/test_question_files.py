@@ -1,13 +1,17 @@
 """Question files of all formats are read, or refused in one line."""
 
+import bz2
 import contextlib
 import csv
+import gzip
 import io
 import json
+import lzma
 import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +54,21 @@ def written(tmp_path: Path, text: str | bytes, name: str = "q.jsonl") -> Path:
 def test_every_published_format_is_recognised_by_content(tmp_path: Path, line: str, question: Any) -> None:
     for ending in ("", "\n", "\r\n", "\n\n"):
         assert read_questions(written(tmp_path, line + ending, "q.txt")) == [question]
+
+
+@pytest.mark.parametrize("name", ["q.jsonl.gz", "q.tsv.bz2", "q.json.xz", "q.tsv.zst"])
+def test_compressed_files_are_read_as_their_content_and_refused_if_cut(tmp_path: Path, name: str) -> None:
+    compress = {
+        ".gz": gzip.compress,
+        ".bz2": bz2.compress,
+        ".xz": lzma.compress,
+        ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+    }[Path(name).suffix]
+    text = "who?\tann\n" if ".tsv" in name else '{"question": "who?", "answers": ["ann"]}\n'
+    whole = compress(text.encode() * 40)
+    assert read_questions(written(tmp_path, whole, name))[7] == Question("8", "who?", ("ann",))
+    with pytest.raises(InputError, match=f"{name} cannot be decompressed"):
+        read_questions(written(tmp_path, whole[: len(whole) // 2], name))
 
 
 def test_an_array_of_webquestions_is_read_with_its_own_names(tmp_path: Path) -> None:
