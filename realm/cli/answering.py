@@ -242,6 +242,7 @@ def _fill(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
+    from realm.documents.formats.compressed import is_compressed
     from realm.qa.question_files import read_questions
     from realm.systems.system import is_system
 
@@ -252,6 +253,10 @@ def _evaluate(args: argparse.Namespace) -> None:
     refuse_split(args)
     if args.kb is None or args.questions is None:
         raise InputError("give --questions and --kb (or --in WORKSPACE), or --beir FOLDER")
+    if args.save_predictions and is_compressed(Path(args.save_predictions)):
+        raise InputError(
+            f"--save-predictions writes a file that is not compressed: {args.save_predictions} would not be read again"
+        )
     if args.predictions is not None:
         evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
         if any(one is not None for one in only) or args.gold or args.unanswerable or args.set:

@@ -184,7 +184,10 @@ class Parser(argparse.ArgumentParser):
     def add_questions(self, required: bool = True) -> None:
         """Adds --questions, a file of questions."""
         self.add_argument(
-            "--questions", metavar="FILE", required=required, help="question file (.jsonl, .json, .tsv)"
+            "--questions",
+            metavar="FILE",
+            required=required,
+            help="question file (.jsonl, .json, .tsv, also compressed)",
         )
 
     def add_method(

@@ -109,7 +109,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--reading-train",
         metavar="FILE",
         help="further training questions for the system drqa; each question names a document that contains an answer "
-        "(document_id), as in SQuAD",
+        "(document_id)",
     )
     baseline.add_out("folder of the trained system")
 
@@ -129,7 +129,9 @@ def _baseline(args: argparse.Namespace) -> None:
             raise InputError(
                 "--reading-kb and --reading-train are only for the system drqa, and are given together"
             )
-        reading = ReadingSet(KnowledgeBase.open(args.reading_kb), read_questions(args.reading_train))
+        reading = ReadingSet(
+            KnowledgeBase.open(args.reading_kb), read_questions(args.reading_train, regex=args.regex)
+        )
     ground = Ground(KnowledgeBase.open(args.kb), args.model, train, dev, reading)
     system.train(ground, Path(args.out), config)
 

@@ -163,5 +163,5 @@ def made_lines(by: MadeBy) -> list[str]:
         f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
         f"{by['passages']:,} passages, fingerprint {by['corpus']}",
         *sets,
-        f"questions left out of train and dev because they are also in a test: {by['dropped']:,}",
+        f"training and dev questions left out because they are also in a test: {by['dropped']:,}",
     ]

@@ -19,7 +19,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from realm.compare.rows import BM25, OWN_NETWORK, PUBLISHED, READING, STARTS, Row, encoder_of
+from realm.compare.rows import BM25, DRQA, OWN_NETWORK, PUBLISHED, READING_SETTINGS, STARTS, Row, encoder_of
+from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, STARTING
 from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
 from realm.errors import InputError
@@ -33,26 +34,8 @@ from realm.systems.system import SYSTEM, is_system
 from realm.train.finetune import FinetuneConfig
 from realm.train.pretrain import PretrainConfig
 
-CORPUS = Section(
-    "Corpus", "Documents are split into passages at ends of sentences, and names and dates are marked."
-)
-QUESTIONS = Section("Questions", "The questions are the same for every row.")
-STARTING = Section(
-    "Models before training on questions",
-    "These commands make the encoder, train the embedder with the inverse cloze task, pre-train each variant of REALM, and "
-    "compute the vectors of all passages.",
-)
-READERS = Section(
-    "Reading",
-    "The readers of all rows are first trained on the same questions, each with a passage that contains an answer.",
-)
-ROWS = Section(
-    "Training on questions",
-    "Each row is trained on the same questions. The weights that are best on the dev questions are kept.",
-)
-MEASURING = Section(
-    "Measuring", "Each row answers the test questions. Answers, passages and scores are saved in files."
-)
+READING = "reading"
+"""Name of the questions of `data.reading` in reports, and the beginning of the names of their files."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +112,8 @@ class Plan:
         """Checks rows, corpora and question files before the first stage, because a later stage would fail only after hours.
 
         Raises:
-            InputError: a row, a corpus or a question file cannot be used; or the index of the row `stale` would never be
-                rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
+            InputError: a row, a corpus, a question file or a setting of `data.reading` cannot be used; or the index of the row
+                `stale` would never be rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
         if self.probed() and not read_config(KnowledgeBaseConfig, self.preset, "kb").held_out:
@@ -138,12 +121,14 @@ class Plan:
                 "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
                 "in the preset tables"
             )
-        reading = self.data.reading
-        for source in (*self.data.corpus, *(self.data.text if self.uses_text else ()), *reading.corpus):
+        text = self.data.text if self.uses_text else ()
+        reading = self.data.reading.corpus if self.reads_first else ()
+        for source in (*self.data.corpus, *text, *reading):
             files_of(source, None)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
-        read_config(FinetuneConfig, self.preset, "finetune", self._reading_settings)
+        if self.reads_first:
+            read_config(FinetuneConfig, self.preset, "finetune", self._reading_settings)
         every, steps = self._pretrain.refresh.every, self._pretrain.steps
         stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
         if any(not every or factor * every >= steps for factor in stale):
@@ -156,6 +141,13 @@ class Plan:
     @property
     def _pretrain(self) -> PretrainConfig:
         return read_config(PretrainConfig, self.preset, "pretrain")
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether a row is trained on the questions of `data.reading`."""
+        answer = bool(self.data.reading.questions and self.config.answer_seeds)
+        trained = [row for row in self.rows().values() if row.system != "t5" and row.start != PUBLISHED]
+        return answer and bool(trained)
 
     @property
     def uses_text(self) -> bool:
@@ -195,8 +187,8 @@ class Plan:
         return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
-        """File with the questions for training ("train"), or for choosing the best weights ("dev"); with "reading-" before the
-        name, of the questions of `data.reading`."""
+        """File with the questions for training ("train"), or for choosing the best weights ("dev"). The questions of
+        `data.reading` are in the files "reading-train" and "reading-dev"."""
         return self.folder / "questions" / f"{part}.jsonl"
 
     @property
@@ -240,10 +232,10 @@ class Plan:
         None if there is no such reader: the table has no such questions, or the row has a published model or a network that
         does not start from an encoder.
         """
-        row = self.table[name]
+        row = self.table[self.table[name].of or name]
         if not self.data.reading.questions or row.start == PUBLISHED or row.system in OWN_NETWORK:
             return None
-        return self.folder / "readers" / self._named_start(encoder_of(row.start), seed)
+        return self.folder / "readers" / self.named(encoder_of(row.start), seed)
 
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
@@ -278,7 +270,7 @@ class Plan:
         yield Stage(CORPUS, "kb build", self._build(self.kb, self.data.encoder), self.kb)
         if self.uses_text:
             yield Stage(CORPUS, "kb build text", self._build(self.text_kb, self.data.encoder), self.text_kb)
-        if self.data.reading.questions:
+        if self.reads_first:
             argv = self._build(self.reading_kb, self.data.encoder)
             yield Stage(CORPUS, "kb build reading", argv, self.reading_kb)
         if not self.data.train:
@@ -295,7 +287,8 @@ class Plan:
                 if name != PUBLISHED:
                     yield self._make_start(name, seed)
                 if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
-                    yield self._index(self.kb_of(name), self.start_model(name, seed))
+                    model = self.start_model(name, seed)
+                    yield self._index(self.kb_of(name), model, STARTING, f"index {model.name}")
                 if name in self.probed():
                     yield self._probe(self.start_model(name, seed), self.probe(name, seed))
             if name == "encoder":
@@ -321,7 +314,7 @@ class Plan:
 
     def reading(self) -> Iterator[Stage]:
         """Stages that train the readers of the rows on the questions of `data.reading`."""
-        asked = {part: self.questions(f"reading-{part}") for part in ("train", "dev")}
+        asked = {part: self.questions(f"{READING}-{part}") for part in ("train", "dev")}
         read: dict[Path, tuple[Path, int]] = {}  # folder of a reader -> its start, and the seed
         for name, row in self.rows().items():
             for seed in self.config.seeds[: self.config.answer_seeds]:
@@ -329,14 +322,14 @@ class Plan:
                 if reader is not None:
                     read.setdefault(reader, (self.start_model(encoder_of(row.start), seed), seed))
         for out, (start, seed) in read.items():
-            yield self._index(self.reading_kb, start)
+            yield self._index(self.reading_kb, start, READERS, f"index {READING} {out.name}")
             settings = (*self._reading_settings, f"seed={seed}")
             argv = self._command("finetune", *settings, kb=self.reading_kb, model=start, out=out, **asked)
             yield Stage(READERS, f"read {out.name}", argv, out)
 
     @property
     def _reading_settings(self) -> tuple[str, ...]:
-        return (*READING, *self.data.reading.settings)
+        return (*READING_SETTINGS, *self.data.reading.settings)
 
     def training(self) -> Iterator[Stage]:
         """Stages that train each row on the questions."""
@@ -353,10 +346,10 @@ class Plan:
                     start = reader
                 elif reader is not None:
                     reads = {"reader": reader}
-                elif row.system == "drqa" and self.data.reading.questions:
+                elif row.system == DRQA and self.reads_first:
                     reads = {
                         "reading_kb": self.reading_kb,
-                        "reading_train": self.questions("reading-train"),
+                        "reading_train": self.questions(f"{READING}-train"),
                     }
                 argv = self._command(
                     verb,
@@ -430,10 +423,10 @@ class Plan:
         kb_, build, *flags = self._command("kb build", out=kb, tokenizer=tokenizer)
         return (kb_, build, *self._sources(kb), *flags)
 
-    def _index(self, kb: Path, model: Path) -> Stage:
+    def _index(self, kb: Path, model: Path, section: Section, name: str) -> Stage:
         makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
         argv = self._command("index", kb=kb, model=model)
-        return Stage(STARTING, f"index {model.name}", argv, makes, quiet=True)
+        return Stage(section, name, argv, makes, quiet=True)
 
     def _command(self, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
         """Arguments of `realm` for a command."""

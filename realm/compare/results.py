@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
-from realm.compare.plan import Plan
+from realm.compare.plan import READING, Plan
 from realm.compare.rows import BM25, STARTS
 from realm.errors import InputError
 from realm.files import read_json
@@ -65,7 +65,7 @@ class Tested(TypedDict):
     answerable: Answered
     """Only the questions of `Found.answerable`."""
     seen: Answered
-    """Only questions with an answer that is also an answer of a training question."""
+    """Only questions with an answer that is also an answer of a training question, or of a question of `data.reading`."""
     unseen: Answered
     """All questions that are not in `seen`."""
     retrieved: Found | None
@@ -133,9 +133,10 @@ class MadeBy(TypedDict):
     corpus: str
     """Fingerprint of the knowledge base."""
     questions: dict[str, QuestionsJson]
-    """Name of a test, "train" or "dev" -> set of questions."""
+    """Name of a test, "train", "dev" or "reading" (the training part of `data.reading`) -> set of questions."""
     dropped: int
-    """Number of questions that were left out of "train" and "dev" because they are also in a test."""
+    """Number of questions that were left out of "train", "dev" and `data.reading` because they are also in a test; from
+    `data.reading`, dev questions are left out too."""
 
 
 class TableJson(TypedDict):
@@ -204,8 +205,9 @@ def _rows(plan: Plan, tests: dict[str, _Test]) -> dict[str, RowJson]:
     seeds = plan.config.seeds[: plan.config.answer_seeds]
     if not seeds:
         return {}
+    files = [plan.questions("train"), *([plan.questions(f"{READING}-train")] if plan.reads_first else [])]
     trained = {
-        normalise_answer(answer) for one in read_questions(plan.questions("train")) for answer in one.answers
+        normalise_answer(answer) for file in files for one in read_questions(file) for answer in one.answers
     }
     seen = {
         name: np.array([_is_seen(question, trained) for question in test.questions])
@@ -288,7 +290,7 @@ def _retrieved(rank_SN: np.ndarray) -> Retrieved:
 
 def _seconds(plan: Plan, name: str, seed: int) -> float | None:
     """Training time of the system of a row, and of all models from which the system was made."""
-    folder, start = plan.row_model(name, seed), plan.table[name].start
+    folder, start = plan.row_model(name, seed), plan.table[plan.table[name].of or name].start
     reader = plan.reader(name, seed)
     if is_system(folder):
         init, records = reader or plan.start_model(start, seed), read_system(folder)["stages"]
@@ -298,9 +300,9 @@ def _seconds(plan: Plan, name: str, seed: int) -> float | None:
         parts = [] if reader is None else [reader]
         if encoder := STARTS[start].encoder_of:
             parts.append(plan.start_model(encoder, seed))
-        records = read_manifest(folder)["stages"]
-        others = [record for part in parts for record in read_manifest(part)["stages"]]
-        records = [*records, *(record for record in others if record not in records)]
+        records = []
+        for part in (folder, *parts):
+            records += [record for record in read_manifest(part)["stages"] if record not in records]
     if any(record["stage"] == "published" for record in records):
         return None
     return round(sum(record.get("seconds", 0.0) for record in records), 1)

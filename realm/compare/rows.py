@@ -81,7 +81,7 @@ class Row(NamedTuple):
 WORDS = ("method=bm25", "retriever_rate=0.0", "retrieval_score=false")
 """Settings of a reader that reads passages of BM25. The retrieval score is not part of the score of an answer."""
 
-READING = (
+READING_SETTINGS = (
     "passages=contrast",
     "read=1",
     "retrieved=1",
@@ -90,7 +90,8 @@ READING = (
 )
 """Settings of `realm finetune` for the questions of `data.reading`: each question has one passage, which contains an answer."""
 
-OWN_NETWORK = ("t5", "drqa")
+DRQA = "drqa"
+OWN_NETWORK = ("t5", DRQA)
 """Systems whose network does not start from the encoder of a model."""
 
 TABLE_1 = {

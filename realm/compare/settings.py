@@ -35,7 +35,7 @@ class ReadingConfig:
     """Settings of this training, as NAME=VALUE. Other settings are those of `[finetune]`."""
 
     def __post_init__(self) -> None:
-        if bool(self.corpus) != bool(self.questions):
+        if not bool(self.corpus) == bool(self.questions) >= bool(self.settings):
             raise ValueError("reading needs both corpus and questions")
 
 
@@ -48,12 +48,12 @@ class DataConfig:
     text: tuple[str, ...] = ()
     """Documents of the corpus of masked sentences (X) of the row realm-x; empty: the row is left out."""
     documents: int = 0
-    """Number of documents that are used from each corpus, for example to try a preset. The first documents are used. 0: all
-    documents."""
+    """Number of documents that are used from `corpus` and from `text`, for example to try a preset. The first documents are
+    used. 0: all documents."""
     encoder: str = "package:realm-mini"
     """Encoder or model from which `realm mlm` starts. The tokenizer of this encoder is used for the text."""
     train: tuple[str, ...] = ()
-    """Question files for training; empty: questions made from the corpus."""
+    """Question files for training, which need test files too; empty: questions made from the corpus."""
     dev: tuple[str, ...] = ()
     """Question files by which the best weights are chosen; empty: a tenth of the training questions, by the rule of ORQA."""
     tests: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +69,11 @@ class DataConfig:
             raise ValueError("corpus is empty: give at least one source of documents")
         if self.documents < 0:
             raise ValueError(f"documents is {self.documents}: it must be 0 or more")
+        if self.train and not self.tests:
+            raise ValueError("train needs tests: give test files, or leave train empty")
         for name in self.tests:
+            if name in ("train", "dev", "reading"):
+                raise ValueError(f"tests: {name!r} is the name of other questions: use another name")
             if not re.fullmatch(r"[A-Za-z0-9-]+", name):
                 raise ValueError(
                     f"tests: {name!r} is not a valid name of a test: use only letters, digits and hyphens"

@@ -11,18 +11,16 @@ from typing import TypedDict
 from realm import __version__
 from realm.compare import layout, plots, results
 from realm.compare.official import digest_of, recognised
-from realm.compare.plan import Plan
+from realm.compare.plan import READING, Plan
 from realm.compare.questions import Split, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
+from realm.keys import Lookup, key_of
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
-
-READING = "reading"
-"""Name of the questions of `data.reading` in reports, and the beginning of the names of their files."""
 
 
 def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) -> results.TableJson:
@@ -40,24 +38,25 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
             print(f"The row {name} is left out, because it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
     print("You can stop the command at any time; the same command continues the work.")
-    split, reading = _split(plan), _split_reading(plan)
-    given = [one for one in (split, reading) if one is not None]
-    if dropped := sum(one.dropped for one in given):
-        print(f"Training and dev questions that are left out because they are also in a test: {dropped:,}.")
+    split, named = _split(plan), _read_reading(plan)
+    if split is not None and split.dropped:
+        print(
+            f"Training and dev questions that are left out because they are also in a test: {split.dropped:,}."
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    _keep_data(plan, split, reading)
+    _keep_data(plan, split, named)
     _write_documents(plan)
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
         run_stages(plan.preparing(), record, run_command)
         split = split or _split_made(plan)
+        reading = _split_reading(plan, named, split)
         _write_questions(plan, split, reading)
         run_stages(plan.starting(), record, run_command)
         run_stages(plan.reading(), record, run_command)
         run_stages(plan.training(), record, run_command)
         run_stages(plan.measuring(), record, run_command)
-    dropped = sum(one.dropped for one in (split, reading) if one is not None)
-    report = results.read(plan, _made_by(plan, dropped))
+    report = results.read(plan, _made_by(plan, split, reading))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
     (folder / f"{name}.md").write_text(layout.markdown(report), encoding="utf-8")
@@ -79,12 +78,14 @@ class DataJson(TypedDict):
     first_seed: int
     """The seed whose files have no seed in their names."""
     questions: dict[str, str]
-    """Name of a test, "train" or "dev" -> digest of the questions, if question files are given."""
+    """Name of a test, "train", "dev" or "reading" -> digest of the questions, if question files are given."""
+    reading: list[str]
+    """The setting `data.reading.corpus`. A folder of an earlier version has none."""
     published: dict[str, str]
     """The settings of `data.published`."""
 
 
-def _keep_data(plan: Plan, split: Split | None, reading: Split | None) -> None:
+def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> None:
     """Writes data.json.
 
     Raises:
@@ -94,8 +95,8 @@ def _keep_data(plan: Plan, split: Split | None, reading: Split | None) -> None:
     asked = {name: read_questions(test) for name, test in plan.tests().items()} if data.tests else {}
     if split is not None:
         asked |= {"train": split.train, "dev": split.dev}
-    if reading is not None:
-        asked[READING] = [*reading.train, *reading.dev]
+    if reading:
+        asked[READING] = [question for _, question in reading]
     now: DataJson = {
         "corpus": list(data.corpus),
         "text": list(data.text),
@@ -103,6 +104,7 @@ def _keep_data(plan: Plan, split: Split | None, reading: Split | None) -> None:
         "encoder": data.encoder,
         "first_seed": plan.config.seeds[0],
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
+        "reading": list(data.reading.corpus),
         "published": asdict(data.published),
     }
     if file.exists():
@@ -120,6 +122,8 @@ def _keep_data(plan: Plan, split: Split | None, reading: Split | None) -> None:
         parts += [
             key for key in data.tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
+        if READING not in parts and before.get("reading", []) != now["reading"]:
+            parts.append(READING)
         if before["published"]["checkpoint"] and before["published"] != now["published"]:
             parts.append("published")
         if parts:
@@ -142,13 +146,13 @@ def _write_documents(plan: Plan) -> None:
 def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:
     """Writes the training and dev questions, those of `data.reading`, and test questions if no test files are given.
 
-    Existing files are kept.
+    If all files exist, they are kept.
     """
     files = {"train": split.train, "dev": split.dev}
     if reading is not None:
         files |= {f"{READING}-train": reading.train, f"{READING}-dev": reading.dev}
     if not plan.data.tests:
-        files["test"] = read_questions(plan.made / "dev.jsonl")[::2]
+        files["test"] = _test_questions(plan)
     if all(plan.questions(name).exists() for name in files):
         return
     plan.questions("train").parent.mkdir(exist_ok=True)
@@ -164,49 +168,70 @@ def _split(plan: Plan) -> Split | None:
     """
     if not plan.data.train:
         return None
-    split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), _asked(plan))
+    split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), _test_questions(plan))
     for name, kept in (("train", split.train), ("dev", split.dev)):
         if not kept:
             raise InputError(f"no question is left for {name}: give files with more questions in data.{name}")
     return split
 
 
-def _split_reading(plan: Plan) -> Split | None:
-    """The questions of `data.reading`; None if there are none.
+def _read_reading(plan: Plan) -> list[tuple[str, Question]]:
+    """The questions of `data.reading`, each with the name of its file; empty if no row is trained on them.
 
     Raises:
-        InputError: a question names no document, or no training question or no dev question is left.
+        InputError: a question names no document.
     """
-    files = plan.data.reading.questions
-    if not files:
-        return None
-    named = read_all(files)
+    named = read_all(plan.data.reading.questions) if plan.reads_first else []
     for name, question in named:
         if not question.document_id:
             raise InputError(
                 f"data.reading: question {question.id} of {name} names no document: add a document_id"
             )
-    split = split_questions(named, [], _asked(plan))
-    if not split.train or not split.dev:
-        raise InputError("data.reading: the files have too few questions to train and test a reader")
-    return split
+    return [(name, question._replace(passage_id="")) for name, question in named]
+
+
+def _split_reading(plan: Plan, named: Sequence[tuple[str, Question]], split: Split) -> Split | None:
+    """The questions of `data.reading` without those that are also in a test or in the dev questions; None if there are none.
+
+    Raises:
+        InputError: no training question or no dev question is left, or no question names a document of `data.reading.corpus`.
+    """
+    if not named:
+        return None
+    by_document = Lookup(KnowledgeBase.open(plan.reading_kb).document_keys_N)
+    known = [one for one in named if len(by_document.all(key_of(one[1].document_id)))]
+    if not known:
+        raise InputError("data.reading: no question names a document of data.reading.corpus")
+    if len(known) < len(named):
+        print(
+            f"Questions of data.reading that are left out because their document is not in the knowledge base: "
+            f"{len(named) - len(known):,}."
+        )
+    reading = split_questions(known, [], [*_test_questions(plan), *split.dev])
+    if not reading.train or not reading.dev:
+        raise InputError(
+            "data.reading: after a tenth is taken for dev, no question is left for train or for dev"
+        )
+    return reading
 
 
 def _split_made(plan: Plan) -> Split:
     """The questions that were made from the corpus, without those that are also in a test file."""
     train, dev = (read_all([str(plan.made / f"{part}.jsonl")]) for part in ("train", "dev"))
     # The dev and test questions are about other documents than the training questions.
-    return split_questions(train, dev[1::2], _asked(plan))
+    return split_questions(train, dev[1::2], _test_questions(plan) if plan.data.tests else [])
 
 
-def _asked(plan: Plan) -> list[Question]:
-    """The questions of the test files."""
+def _test_questions(plan: Plan) -> list[Question]:
+    """The questions of all tests. If no test files are given, they are half of the made questions with other documents."""
+    if not plan.data.tests:
+        return read_questions(plan.made / "dev.jsonl")[::2]
     return [question for file in plan.data.tests.values() for question in read_questions(file)]
 
 
-def _made_by(plan: Plan, dropped: int) -> results.MadeBy:
+def _made_by(plan: Plan, split: Split, reading: Split | None) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
-    if plan.data.reading.questions:
+    if reading is not None:
         files[READING] = plan.questions(f"{READING}-train")
     asked = {name: read_questions(file) for name, file in files.items()}
     kb = KnowledgeBase.open(plan.kb)
@@ -223,7 +248,7 @@ def _made_by(plan: Plan, dropped: int) -> results.MadeBy:
             name: {"n": len(questions), "digest": digest_of(questions), "name": recognised(questions)}
             for name, questions in asked.items()
         },
-        "dropped": dropped,
+        "dropped": split.dropped + (reading.dropped if reading is not None else 0),
     }
 
 

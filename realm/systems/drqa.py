@@ -290,9 +290,13 @@ def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Questio
 def examples_of_documents(reading: ReadingSet) -> list[Example]:
     """For each question, the training example of the best passage of the document that the question names.
 
-    The published reader is trained on SQuAD in this way, together with the examples of distant supervision.
+    The published reader is trained on SQuAD in this way, together with the examples of distant supervision. A question without
+    such a passage has no example.
+
+    Raises:
+        InputError: no question has an example.
     """
-    by_document, examples = Lookup(reading.kb.document_keys_N), []
+    by_document, examples = Lookup(reading.kb.document_keys_N), list[Example]()
     for question in progress(
         reading.questions, total=len(reading.questions), description="find answers", unit="question"
     ):
@@ -300,6 +304,8 @@ def examples_of_documents(reading: ReadingSet) -> list[Example]:
         found = [one for passage in passages if (one := example_of(question, passage)) is not None]
         if found:
             examples.append(max(found, key=lambda one: one[0])[1])
+    if not examples:
+        raise InputError("no question names a document with a passage that contains an answer")
     return examples
 
 

@@ -58,7 +58,10 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
         (["--set", "data.tests.WQ=absent.json"], "no question file absent.json"),
         (["--set", 'data.corpus=["absent.jsonl"]'], "absent.jsonl: no such file or folder"),
         (["--set", 'data.text=["absent"]'], "absent: no such file or folder"),
-        (["--set", 'data.train=["absent.json"]'], "no question file absent.json"),
+        (
+            ["--set", 'data.train=["absent.json"]', "--set", "data.tests.T=q.jsonl"],
+            "no question file absent.json",
+        ),
         (
             ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
             "no question is left for train",

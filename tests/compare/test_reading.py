@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from realm import cli
+from realm.compare import table as table_module
 from realm.compare.plan import Plan
 from realm.compare.questions import is_dev
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2, encoder_of
 from realm.compare.settings import DataConfig, PublishedConfig, ReadingConfig, TableConfig
+from realm.errors import InputError
 from realm.model.folder import load_model
 from realm.qa.question_files import read_questions
 from realm.store.knowledge_base import KnowledgeBase
@@ -24,7 +26,7 @@ from tests.compare.conftest import printed, read_lines
 from tests.towns import TOWNS
 
 CORPUS = 'data.reading.corpus=["{towns}"]'
-ROWS = ("bm25-reader", "t5", "drqa", "graph", "orqa", "realm")
+ROWS = ("bm25-reader", "t5", "drqa", "graph", "orqa", "realm", "hybrid")
 
 
 def reading_words(home, folder: Path, *more: str) -> list[str]:
@@ -59,7 +61,7 @@ def table(home, tmp_path_factory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("reading")
     words = reading_words(home, folder, "--rows", *ROWS)
     text = printed(*home.words("compare", folder / "t", *words))
-    assert "left out because they are also in a test: 2." in text  # one of `reading`, one of `train`
+    assert "left out because they are also in a test: 1." in text  # of `train`
     return folder / "t", json.loads((folder / "t" / "table1.json").read_text())
 
 
@@ -87,7 +89,7 @@ def test_every_encoder_is_trained_on_these_questions_once(table) -> None:
 def test_rows_start_from_the_reader_of_their_encoder(table) -> None:
     folder, report = table
     last = {}
-    for row in ROWS:
+    for row in ROWS[:-1]:
         manifest = "system.json" if row in ("t5", "drqa", "graph") else "realm.json"
         last[row] = json.loads((folder / "rows" / row / manifest).read_text())["stages"][-1]
     readers = {row: Path(last[row].get("reader") or "").name for row in ("bm25-reader", "orqa", "realm")}
@@ -103,6 +105,7 @@ def test_rows_start_from_the_reader_of_their_encoder(table) -> None:
     assert report["rows"]["orqa"]["seconds"] == pytest.approx(sum(own) + read, abs=0.06)
     whole = sum(seconds("readers/encoder/realm.json")) + seconds("rows/graph/system.json")[-1]
     assert report["rows"]["graph"]["seconds"] == pytest.approx(whole, abs=0.06)
+    assert report["rows"]["hybrid"]["seconds"] == report["rows"]["realm"]["seconds"]
 
 
 def test_systems_start_from_the_encoder_of_the_span_reader_if_there_is_one(table) -> None:
@@ -130,11 +133,46 @@ def test_drqa_reads_the_passage_that_a_question_names(table) -> None:
         answer = " ".join(token.text for token in example.passage[example.first : example.last + 1])
         assert answer == question.answers[0] == f"The people of {question.document_id}"
     unknown = questions[0]._replace(document_id="Atlantis")
-    assert examples_of_documents(ReadingSet(kb, [unknown])) == []
+    assert len(examples_of_documents(ReadingSet(kb, [unknown, questions[0]]))) == 1
+    with pytest.raises(InputError, match="no question names a document with a passage"):
+        examples_of_documents(ReadingSet(kb, [unknown]))
     stage = json.loads((folder / "rows" / "drqa" / "system.json").read_text())["stages"][-1]
     ranking = drqa.Ranking.open(kb, folder / "rows" / "drqa")
     near = drqa.examples_of(kb, ranking, read_questions(folder / "questions" / "train.jsonl"))
     assert stage["examples"] == len(near) + len(examples)
+
+
+def test_a_repeated_command_makes_nothing_again(home, table) -> None:
+    folder, report = table
+    text = printed(*home.words("compare", folder, *reading_words(home, folder.parent, "--rows", *ROWS)))
+    assert "\n$ realm" not in text
+    assert json.loads((folder / "table1.json").read_text())["rows"] == report["rows"]
+
+
+def test_dev_questions_and_questions_of_unknown_documents_are_left_out(home, table, tmp_path) -> None:
+    folder, _ = table
+    asked = [
+        line
+        for part in ("train", "dev")
+        for line in read_lines(folder / "questions" / f"reading-{part}.jsonl")
+    ]
+    dev, unknown = asked[0], asked[1] | {"id": "x", "document_id": "Atlantis"}
+    for name, lines in (("dev", [dev]), ("reading", [*asked[1:], dev, unknown])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    data = DataConfig(
+        dev=(str(tmp_path / "dev.jsonl"),),
+        reading=ReadingConfig(("c",), (str(tmp_path / "reading.jsonl"),)),
+        train=(str(home.folder / "train.jsonl"),),
+        tests={"spans": str(home.folder / "spans.jsonl")},
+    )
+    plan = Plan(TableConfig(rows=("orqa",)), data, None, folder, TABLE_1)
+    split = table_module._split(plan)
+    assert split is not None
+    reading = table_module._split_reading(plan, table_module._read_reading(plan), split)
+    assert reading is not None
+    kept = [one.question for one in [*reading.train, *reading.dev]]
+    assert sorted(kept) == sorted(line["question"] for line in asked[1:])
+    assert reading.dropped == 1
 
 
 def test_a_folder_without_such_readers_is_not_continued_with_them(home, table, capsys) -> None:
@@ -148,13 +186,18 @@ def test_a_folder_without_such_readers_is_not_continued_with_them(home, table, c
     [
         ([CORPUS], "reading needs both corpus and questions"),
         ([CORPUS, 'data.reading.questions=["{train}"]'], "question 1 of train names no document"),
-        (['data.reading.settings=["batch=3"]'], "batch"),
+        (['data.reading.settings=["steps=3"]'], "reading needs both corpus and questions"),
+        ([CORPUS, 'data.reading.questions=["{asked}"]', 'data.reading.settings=["batch=3"]'], "batch"),
+        (["data.tests={{}}"], "train needs tests"),
+        (["data.tests.dev={train}"], "'dev' is the name of other questions"),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_first_stage(
     home, settings, problem, tmp_path, capsys
 ) -> None:
-    files = {"towns": home.folder / "towns.jsonl", "train": home.folder / "train.jsonl"}
+    files = {name: home.folder / f"{name}.jsonl" for name in ("towns", "train")}
+    files["asked"] = tmp_path / "asked.jsonl"
+    files["asked"].write_text('{"question": "who?", "answers": ["me"], "document_id": "Aldora"}\n')
     words = [word for one in settings for word in ("--set", one.format(**files))]
     assert cli.main(home.words("compare", tmp_path / "t", *words)) == 2
     error = capsys.readouterr().err
@@ -162,13 +205,19 @@ def test_what_cannot_be_read_is_refused_before_the_first_stage(
     assert not (tmp_path / "t").exists()
 
 
-def test_encoder_of_a_start_is_that_of_the_start_that_trained_it() -> None:
+def test_encoder_of_a_start_is_that_of_the_start_that_trained_it(table) -> None:
     assert {name: encoder_of(name) for name in STARTS if encoder_of(name) != name} == {
         "ict": "encoder",
         "realm-retriever": "encoder",
         "realm-encoder": "realm",
         "towers-ict": "towers-encoder",
     }
+    folder, _ = table
+    encoder, ict, realm = (
+        load_model(folder / "models" / name).reader.state_dict() for name in ("encoder", "ict", "realm")
+    )
+    assert all(torch.equal(encoder[name], ict[name]) for name in encoder)
+    assert not all(torch.equal(encoder[name], realm[name]) for name in encoder)
 
 
 def test_a_published_model_and_systems_with_own_networks_have_no_such_reader() -> None:
@@ -176,7 +225,11 @@ def test_a_published_model_and_systems_with_own_networks_have_no_such_reader() -
     plan = Plan(TableConfig(seeds=(0, 1)), data, None, Path("t"), TABLE_1)
     assert {name for name in TABLE_1 if plan.reader(name, 0) is None} == {"t5", "drqa", "published"}
     assert plan.reader("realm", 1) == Path("t/readers/realm-1")
-    assert plan.reader("orqa", 1) == Path("t/readers/encoder")  # the encoder does not depend on the seed
+    assert plan.reader("orqa", 1) == Path("t/readers/encoder-1")  # the training depends on the seed
+    assert plan.reader("hybrid", 1) == plan.reader("realm", 1)
+    assert replace(plan, config=TableConfig(rows=("t5",))).reads_first is False
+    assert replace(plan, config=TableConfig(answer_seeds=0)).reads_first is False
+    assert replace(plan, config=TableConfig(rows=("drqa",))).reads_first is True
     assert replace(plan, data=DataConfig()).reader("realm", 0) is None
     assert replace(plan, table=TABLE_2).reader("realm-retriever", 0) == Path("t/readers/encoder")
 

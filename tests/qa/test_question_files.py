@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm.documents.formats import compressed
 from realm.errors import InputError
 from realm.qa.question_files import Question, read_questions
 from realm.qa.scoring.metrics import (
@@ -56,19 +57,27 @@ def test_every_published_format_is_recognised_by_content(tmp_path: Path, line: s
         assert read_questions(written(tmp_path, line + ending, "q.txt")) == [question]
 
 
-@pytest.mark.parametrize("name", ["q.jsonl.gz", "q.tsv.bz2", "q.json.xz", "q.tsv.zst"])
+@pytest.mark.parametrize("name", ["q.jsonl.GZ", "q.tsv.bz2", "q.json.xz", "q.tsv.zst"])
 def test_compressed_files_are_read_as_their_content_and_refused_if_cut(tmp_path: Path, name: str) -> None:
     compress = {
         ".gz": gzip.compress,
         ".bz2": bz2.compress,
         ".xz": lzma.compress,
         ".zst": lambda data: pa.compress(data, codec="zstd", asbytes=True),
-    }[Path(name).suffix]
-    text = "who?\tann\n" if ".tsv" in name else '{"question": "who?", "answers": ["ann"]}\n'
+    }[Path(name).suffix.lower()]
+    text = "[who?]\tann\n" if ".tsv" in name else '{"question": "who?", "answers": ["ann"]}\n'
     whole = compress(text.encode() * 40)
-    assert read_questions(written(tmp_path, whole, name))[7] == Question("8", "who?", ("ann",))
+    eighth = read_questions(written(tmp_path, whole, name))[7]
+    assert eighth == Question("8", "[who?]" if ".tsv" in name else "who?", ("ann",))
     with pytest.raises(InputError, match=f"{name} cannot be decompressed"):
         read_questions(written(tmp_path, whole[: len(whole) // 2], name))
+
+
+def test_a_small_file_that_decompresses_to_very_many_bytes_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(compressed, "_SMALL", 10_000)
+    bomb = written(tmp_path, gzip.compress(b" " * 1_000_000), "q.jsonl.gz")
+    with pytest.raises(InputError, match="decompress to over"):
+        read_questions(bomb)
 
 
 def test_an_array_of_webquestions_is_read_with_its_own_names(tmp_path: Path) -> None:

@@ -35,13 +35,18 @@ _OPENERS: dict[str, Callable[[IO[bytes]], Any]] = {
 COMPRESSIONS = tuple(_OPENERS)
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether the name of a file ends in one of `COMPRESSIONS`."""
+    return path.suffix.lower() in _OPENERS
+
+
 def uncompressed(path: Path) -> Path:
     """The path of a file without the extension of the compression.
 
     >>> uncompressed(Path("notes.txt.gz")).name, uncompressed(Path("notes.txt")).name
     ('notes.txt', 'notes.txt')
     """
-    return path.with_suffix("") if path.suffix.lower() in _OPENERS else path
+    return path.with_suffix("") if is_compressed(path) else path
 
 
 @contextmanager
@@ -51,7 +56,7 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
     Reading raises Unreadable if the file is damaged, or decompresses to too many bytes for its size.
     """
     with path.open("rb") as file:
-        if path.suffix.lower() not in _OPENERS or not file.peek(1):  # an empty file is not a damaged file
+        if not is_compressed(path) or not file.peek(1):  # an empty file is not a damaged file
             yield file
         else:
             with decompressed(path, file) as reader:
