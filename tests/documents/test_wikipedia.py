@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import json
+import subprocess
 import time
 from pathlib import Path
 from random import Random
@@ -183,6 +184,40 @@ def test_a_page_without_end_is_left_out_and_the_next_one_is_read(tmp_path: Path,
     texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
     assert "Arden" in texts
     assert reasons["too long"] == 1
+
+
+@pytest.mark.parametrize(("deaths", "left_out"), [(1, {}), (2, {"too long": 1})])
+def test_a_page_is_parsed_again_if_something_kills_the_process_that_parses_it(
+    deaths: int, left_out: dict[str, int], tmp_path: Path, monkeypatch
+) -> None:
+    starts = []
+    start = dumps._start
+
+    def dying() -> "subprocess.Popen[bytes]":
+        starts.append(None)
+        if len(starts) > deaths:
+            return start()
+        return subprocess.Popen(
+            ["sh", "-c", "read line; kill -9 $$"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+
+    monkeypatch.setattr(dumps, "_start", dying)
+    monkeypatch.setattr(dumps, "usable_cores", lambda: 1)
+    pages = [page(town, text) for town, text in TOWNS.items()]
+    texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
+    assert reasons == left_out
+    assert len(texts) == len(pages) - len(left_out)
+    assert len(starts) == deaths + 1
+
+
+def test_a_page_that_takes_too_long_is_not_parsed_again(tmp_path: Path, monkeypatch) -> None:
+    starts, start = [], dumps._start
+    monkeypatch.setattr(dumps, "_start", lambda: starts.append(None) or start())
+    monkeypatch.setattr(dumps, "usable_cores", lambda: 1)
+    monkeypatch.setattr(dumps, "MOST_SECONDS", 1)
+    pages = [page("Tags", "<b " * 20_000), page("Arden", TOWNS["Arden"])]
+    texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
+    assert (list(texts), reasons, len(starts)) == (["Arden"], {"too long": 1}, 2)
 
 
 def test_a_page_of_100_megabytes_is_not_kept_in_memory(tmp_path: Path) -> None:

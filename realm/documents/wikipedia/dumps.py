@@ -2,8 +2,8 @@
 
 Redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines are left out. The
 dump is read twice: the first time only for its redirects, so that a link to a redirect becomes a link to the page behind it.
-A page that takes too much time or memory ends the process that parses the page, and is left out. The memory for reading a
-dump does not depend on its length.
+A page that takes too much time or memory ends the process that parses the page, and is left out. If the process was killed for
+another reason, another process parses the page. The memory for reading a dump does not depend on its length.
 """
 
 import io
@@ -11,6 +11,7 @@ import json
 import math
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -244,7 +245,27 @@ class _Workers(AbstractContextManager["_Workers"]):
         return known
 
     def _record(self, where: str, page: Page, dropped: list[str]) -> Record | Unreadable:
-        child, answer = self._idle.get(), b""
+        answer, code = self._answer(page, dropped)
+        if (
+            not answer and code != -signal.SIGXCPU
+        ):  # perhaps something else killed the process, for want of memory
+            answer, _ = self._answer(page, dropped)
+        if not answer:
+            return Unreadable(
+                where, Reason.TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
+            )
+        text, disambiguation, links = json.loads(answer)
+        if disambiguation:
+            return Unreadable(where, Reason.DISAMBIGUATION, f"{where} is a disambiguation page")
+        if text is None:
+            return Unreadable(where, Reason.DAMAGED, f"{where} cannot be parsed")
+        if not text:
+            return Unreadable(where, Reason.NO_TEXT, f"{where} has no text besides templates")
+        return Record(where, page.title, text, links=tuple(Link(*link) for link in links))
+
+    def _answer(self, page: Page, dropped: list[str]) -> tuple[bytes, int | None]:
+        """The answer of a process, or b"" and the exit code of the process if it ended."""
+        child, answer, code = self._idle.get(), b"", None
         try:
             child = child or _start()
             assert child.stdin is not None and child.stdout is not None
@@ -257,20 +278,9 @@ class _Workers(AbstractContextManager["_Workers"]):
             if child is not None and not answer.endswith(b"\n"):
                 child.kill()
                 child.communicate()
-                child = None
+                code, child, answer = child.returncode, None, b""
             self._idle.put(child)
-        if child is None:
-            return Unreadable(
-                where, Reason.TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
-            )
-        text, disambiguation, links = json.loads(answer)
-        if disambiguation:
-            return Unreadable(where, Reason.DISAMBIGUATION, f"{where} is a disambiguation page")
-        if text is None:
-            return Unreadable(where, Reason.DAMAGED, f"{where} cannot be parsed")
-        if not text:
-            return Unreadable(where, Reason.NO_TEXT, f"{where} has no text besides templates")
-        return Record(where, page.title, text, links=tuple(Link(*link) for link in links))
+        return answer, code
 
     def __exit__(self, *exception: object) -> None:
         self._threads.shutdown(cancel_futures=True)
