@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TextIO, TypeVar, cast
 
 from realm.errors import InputError, RealmError, first_line
 
@@ -34,6 +36,31 @@ CONNECT_SECONDS = 10
 """Most seconds until a cluster accepts a connection."""
 TRIES = 3
 """The work ends with an error if this number of actors die during the same item, or one after another at their start."""
+
+
+def move_ray_messages() -> None:
+    """Moves messages of Ray from standard output to standard error, so that the output of a command can be parsed.
+
+    Ray prints such a message when a process of the cluster was killed, and has no setting for the place. Called before Ray is
+    imported.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # repeated messages would be printed at the end, by the main thread
+    if not isinstance(sys.stdout, _WithoutRay):
+        sys.stdout = cast(TextIO, _WithoutRay(sys.stdout))
+
+
+class _WithoutRay:
+    """Standard output for all threads except the thread in which Ray prints its messages."""
+
+    def __init__(self, stdout: TextIO):
+        self._stdout = stdout
+
+    def write(self, text: str) -> int:
+        is_ray = threading.current_thread().name == "ray_listen_error_messages"
+        return (sys.stderr if is_ray else self._stdout).write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stdout, name)
 
 
 @dataclass(frozen=True)

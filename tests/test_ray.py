@@ -7,8 +7,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -238,6 +240,31 @@ def test_cluster_embeds_the_vectors_of_one_process_and_continues(
 
 
 @pytest.mark.slow
+def test_vectors_are_those_of_one_process_if_processes_of_the_cluster_are_killed(
+    cluster, tiny_kb, tiny_model, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("realm.index.ray_embedding.CHUNK", 2)
+    killed: list[int] = []
+
+    def kill() -> None:
+        end = time.monotonic() + 120
+        while not killed and time.monotonic() < end:
+            killed.extend([number] if (number := killed_workers()) else [])
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    build_index(
+        tiny_kb, str(tiny_model_folder), IndexConfig("ray", cluster.address, precision="fp32"), tmp_path
+    )
+    killer.join()
+    assert killed
+    found = vectors.read(tmp_path, tiny_kb.keys_N)
+    assert found is not None and len(found.missing) == 0
+    np.testing.assert_allclose(found.array, expected(tiny_kb, tiny_model), atol=4e-3)
+
+
+@pytest.mark.slow
 def test_training_with_indexes_from_a_cluster_is_that_of_one_process(
     cluster, tiny_kb, tiny_model_folder, tmp_path
 ) -> None:
@@ -398,6 +425,37 @@ def test_killed_build_on_a_cluster_continues_after_its_last_commit(
     assert splits and len(splits) <= len(every) - 400 and splits == every[-len(splits) :]
     one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "killed"))
     assert one.equals(other)
+
+
+@pytest.mark.slow
+def test_killed_processes_of_a_cluster_do_not_change_a_build(cluster, sources, capsys) -> None:
+    words = ["kb", "build", *sources, "--tagger", "rules", "--set", "commit_every=100", "--json", "--out"]
+    assert main([*words, "local", "--processes", "1"]) == 0
+    expected = json.loads(capsys.readouterr().out)
+    command = [*words, "killed", "--engine", "ray", "--ray-address", cluster.address]
+    with Path("killed.json").open("wb") as out, Path("killed.log").open("wb") as log:
+        running = subprocess.Popen([sys.executable, "-m", "realm", *command], stdout=out, stderr=log)
+    end = time.monotonic() + 300
+    while committed() < 300:
+        assert running.poll() is None and time.monotonic() < end, Path("killed.log").read_text()
+        time.sleep(0.01)
+    assert killed_workers() > 0  # those that read and those that tag
+    assert running.wait() == 0, Path("killed.log").read_text()
+    assert "was killed" in Path("killed.log").read_text()  # a message of Ray
+    assert json.loads(Path("killed.json").read_text()) == expected
+    one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "killed"))
+    assert one.equals(other)
+
+
+def killed_workers() -> int:
+    """Kills all processes of the cluster that work -> their number."""
+    found = 0
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # the process has ended
+            if b"ray::_Worker" in path.read_bytes():
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                found += 1
+    return found
 
 
 def committed() -> int:
