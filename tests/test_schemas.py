@@ -132,7 +132,7 @@ WRITERS = {
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "documents/child_process.py ReaderProcess.read": ["requests to its own child"],
     "documents/child_process.py main.answer": ["the child's answers: tests/documents/test_pdf_word_epub.py"],
-    "documents/wikipedia/dumps.py _Workers._record": [
+    "documents/wikipedia/dumps.py _Workers._answer": [
         "a line to a process: tests/documents/test_wikipedia.py"
     ],
     "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/test_wikipedia.py"],

@@ -240,6 +240,7 @@ def test_no_process_outlives_a_command_that_is_stopped(end: signal.Signals, tagg
         os.setpgrp()
         os.close(alive)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # if this process used Ray, Ray has set a handler
         with contextlib.closing(two.annotate(itertools.repeat("Ada saw 1928."))) as annotations:
             next(annotations)
             os.write(held, b"!")
