@@ -60,14 +60,16 @@ def test_build_in_the_background_swaps_in_the_index_of_its_snapshot(tiny_kb, tin
 
 
 def test_one_build_at_a_time(tiny_kb, tiny_model, run_folder, fake_build, tmp_path) -> None:
-    fake_build(f"echo started >> {tmp_path}/starts; sleep 60")
+    starts = tmp_path / "starts"
+    starts.touch()  # the shell creates a file before `echo` writes to it
+    fake_build(f"echo started >> {starts}; sleep 60")
     with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         for step in (10, 20, 30):
             builds.request(tiny_model, step)
             assert builds.poll(10) is None
-        wait_for((tmp_path / "starts").exists)
-        assert (tmp_path / "starts").read_text() == "started\n"
+        wait_for(starts.read_text)
+        assert starts.read_text() == "started\n"
 
 
 def test_training_waits_for_the_first_index_then_never(
