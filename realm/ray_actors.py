@@ -44,9 +44,8 @@ def move_ray_messages() -> None:
     Ray prints such a message when a process of the cluster was killed, and has no setting for the place. Called before Ray is
     imported.
     """
-    os.environ.setdefault(
-        "RAY_DEDUP_LOGS", "0"
-    )  # repeated messages would be printed at the end, by the main thread
+    # repeated messages would be printed at the end, by the main thread
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     if not isinstance(sys.stdout, _WithoutRay):
         sys.stdout = cast(TextIO, _WithoutRay(sys.stdout))
 

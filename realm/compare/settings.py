@@ -32,7 +32,7 @@ class ReadingConfig:
     questions: tuple[str, ...] = ()
     """Question files. Each question names a document that contains an answer (`document_id` or `passage_id`)."""
     settings: tuple[str, ...] = ()
-    """Settings of this training, as NAME=VALUE. Other settings are those of `[finetune]`."""
+    """Settings of this training, as NAME=VALUE, that differ from `[finetune]`."""
 
     def __post_init__(self) -> None:
         if not bool(self.corpus) == bool(self.questions) >= bool(self.settings):

@@ -144,7 +144,7 @@ def _write_documents(plan: Plan) -> None:
 
 
 def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:
-    """Writes the training and dev questions, those of `data.reading`, and test questions if no test files are given.
+    """Writes the training and dev questions of the table and of `data.reading`, and test questions if no test files are given.
 
     If all files exist, they are kept.
     """

@@ -246,9 +246,8 @@ class _Workers(AbstractContextManager["_Workers"]):
 
     def _record(self, where: str, page: Page, dropped: list[str]) -> Record | Unreadable:
         answer, code = self._answer(page, dropped)
-        if (
-            not answer and code != -signal.SIGXCPU
-        ):  # perhaps something else killed the process, for want of memory
+        if not answer and code != -signal.SIGXCPU:
+            # perhaps something else killed the process, for want of memory
             answer, _ = self._answer(page, dropped)
         if not answer:
             return Unreadable(
