@@ -217,9 +217,9 @@ def loss_weight(amount: Tensor) -> Tensor:
     """
     if world_size() == 1:
         return torch.ones_like(amount)
-    total = amount.detach().double().cpu()
+    total = amount.detach().double()
     dist.all_reduce(total)
-    return (amount * world_size() / total.to(amount.device).clamp_min(1e-12)).to(amount.dtype)
+    return (amount * world_size() / total.clamp_min(1e-12)).to(amount.dtype)
 
 
 def all_reduce_mean(values: list[float]) -> list[float]:

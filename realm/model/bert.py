@@ -3,8 +3,7 @@
     Bert          the layers: tokens -> states                            `BertModel` in transformers
     MaskedBert    Bert with the head that predicts words                  `BertForMaskedLM` in transformers
 
-The forward passes in this file also compute padding, and are meant for GPUs. The forward passes in `realm.model.cpu.packed`
-compute no padding, and are meant for CPUs.
+The forward passes in this file also compute padding. `realm.model.states` computes the same states without padding.
 
 Axis letters: B rows, T tokens, H hidden, A heads, d hidden of a head, P predicted positions, V vocabulary.
 """

@@ -17,10 +17,10 @@ from realm.hub import encoder_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import read_weights
 from realm.model.cpu.dropout import FastDropout
-from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import chunks, recomputed
 from realm.model.scores import own_scores
+from realm.model.states import hidden_states, states_at
 from realm.tokens.layouts import Tokens
 
 IMPORTANCE_RATE = 10.0
@@ -87,11 +87,10 @@ class Tower(nn.Module):
         """Vectors -> [B, D], float32 also under autocast."""
         if not (self.cached_rows and torch.is_grad_enabled()):
             return self.project(self.pooled(tokens))
-        rows = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
         return torch.cat(
             [
                 recomputed(lambda part: self.project(self.pooled(part)), tokens.rows(computed))[: len(used)]
-                for computed, used in chunks(rows, self.cached_rows, self.sharded)
+                for computed, used in chunks(torch.arange(len(tokens.ids_BT)), self.cached_rows, self.sharded)
             ]
         )
 

@@ -123,8 +123,7 @@ def any_correct_loss(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
     such row, the loss is 0.
     """
     usable_B = (correct_BX & logit_BX.isfinite()).any(dim=1)
-    if not usable_B.any():
-        return logit_BX.masked_fill(~logit_BX.isfinite(), 0).sum() * 0
-    logit_BX, correct_BX = logit_BX[usable_B], correct_BX[usable_B]
-    right_B = logit_BX.masked_fill(~correct_BX, -torch.inf).logsumexp(dim=1)
-    return (logit_BX.logsumexp(dim=1) - right_B).mean()
+    # The rows without a correct entry get the loss 0; to remove these rows, the CPU would have to wait for a GPU.
+    logit_BX = logit_BX.masked_fill(~usable_B[:, None], 0)
+    right_B = logit_BX.masked_fill(~correct_BX & usable_B[:, None], -torch.inf).logsumexp(dim=1)
+    return (logit_BX.logsumexp(dim=1) - right_B).sum() / usable_B.sum().clamp_min(1)

@@ -17,8 +17,8 @@ from realm.hub import PACKAGED, encoder_folder
 from realm.model.bert import BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
 from realm.model.copying import CopyHead, mixed_target_logp, mixed_vocabulary_logp
-from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.modes import chunks, recomputed
+from realm.model.states import hidden_states, states_at
 from realm.model.tensor_files import load_tensors, save_tensors
 from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
@@ -74,11 +74,11 @@ class MaskedReader(nn.Module):
         if not (self.cached_rows and torch.is_grad_enabled()):
             return self._target_logp(tokens, row_P, position_P, target_P)
         logp_P = torch.zeros(len(row_P), device=row_P.device)
-        rows = torch.arange(len(tokens.ids_BT), device=row_P.device)
-        for computed, used in chunks(rows, self.cached_rows, self.sharded):
-            of_P = torch.isin(row_P, used).nonzero().squeeze(1)
+        known_P = row_P.cpu()
+        for computed, used in chunks(torch.arange(len(tokens.ids_BT)), self.cached_rows, self.sharded):
+            of_P = torch.isin(known_P, used).nonzero().squeeze(1).to(row_P.device, non_blocking=True)
             if len(of_P) or self.sharded:
-                part = tokens.rows(computed), row_P[of_P] - computed[0], position_P[of_P], target_P[of_P]
+                part = tokens.rows(computed), row_P[of_P] - int(computed[0]), position_P[of_P], target_P[of_P]
                 logp_P = logp_P.index_put((of_P,), recomputed(self._target_logp, *part))
         return logp_P
 
@@ -109,15 +109,22 @@ class MaskedReader(nn.Module):
         (queries, most), rows = position_BM.shape, len(joint.ids_BT)
         candidates = rows // queries
         logp_RM = torch.zeros(rows, most, device=joint.ids_BT.device)
-        by_length = joint.mask_BT.sum(dim=1).argsort(descending=True)
+        # To count the masked tokens on a GPU, the CPU would have to wait. There, all columns are computed instead.
+        shown_BM = mask_BM if mask_BM.device.type == "cpu" else torch.ones(mask_BM.shape)
+        by_length = joint.length_B.argsort(descending=True)
         for computed, used in chunks(by_length, ROWS_AT_ONCE, self.sharded):
-            local_P, masked_P = mask_BM[used // candidates].nonzero(as_tuple=True)
-            query_P = used[local_P] // candidates
+            local_P, masked_P = shown_BM[used // candidates].nonzero(as_tuple=True)
+            row_P, query_P, local_P, masked_P = (
+                part.to(mask_BM.device, non_blocking=True)
+                for part in (used[local_P], used[local_P] // candidates, local_P, masked_P)
+            )
             value_P = self.target_logp(
                 joint.rows(computed), local_P, position_BM[query_P, masked_P], target_BM[query_P, masked_P]
             )
-            logp_RM = logp_RM.index_put((used[local_P], masked_P), value_P)
-        return logp_RM.view(queries, candidates, most)
+            logp_RM = logp_RM.index_put((row_P, masked_P), value_P)
+        return logp_RM.masked_fill(mask_BM.repeat_interleave(candidates, dim=0) == 0, 0.0).view(
+            queries, candidates, most
+        )
 
     def vocabulary_logp(self, joint: Tokens, position_BM: Tensor, mask_BM: Tensor) -> Tensor:
         """log p(word|z_k,x) at every masked token beside every candidate -> [P, K, V].

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realm.model.bert import Bert
-from realm.model.cpu.packed import hidden_states
+from realm.model.states import hidden_states
 from realm.tokens.layouts import Tokens
 
 Objective = Literal["joint", "mixture"]

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from realm.errors import InputError
 from realm.model.bert import Bert
 from realm.model.bert_files import bert_config
-from realm.model.cpu.packed import hidden_states
 from realm.model.device import choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.model.scores import log_softmax_inside
+from realm.model.states import hidden_states
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question

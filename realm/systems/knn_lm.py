@@ -28,11 +28,11 @@ from realm.folders import make_once
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, each_span, repeats_text
-from realm.model.cpu.packed import states_at
 from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import Model
 from realm.model.manifest import read_manifest
 from realm.model.modes import evaluating
+from realm.model.states import states_at
 from realm.progress import progress
 from realm.qa.probe import open_for_probe
 from realm.search.exact import PassageIndex

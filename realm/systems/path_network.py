@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realm.model.bert import Bert
-from realm.model.cpu.packed import hidden_states
 from realm.model.scores import log_softmax_inside
+from realm.model.states import hidden_states
 from realm.qa.reading import Reading
 
 END = -1

@@ -13,6 +13,7 @@ Axis letters: B rows, T tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -73,20 +74,37 @@ class Ragged(NamedTuple):
         return self.offsets[numbers + 1] - self.offsets[numbers]
 
 
-class Tokens(NamedTuple):
-    """Inputs of a network: ids, attention mask (1 = token) and segment ids, each [B, T] int64."""
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Inputs of a network: ids, attention mask (1 = token) and segment ids, each [B, T] int64.
+
+    The tokens of a row are its first columns.
+    """
 
     ids_BT: Tensor
     mask_BT: Tensor
     segments_BT: Tensor
 
+    @cached_property
+    def length_B(self) -> Tensor:
+        """Number of tokens of each row, always on the CPU, so that the sizes of results are known without waiting for a GPU."""
+        return self.mask_BT.sum(dim=1).cpu()
+
     def to(self, device: torch.device) -> "Tokens":
-        return Tokens(*(t.to(device, non_blocking=True) for t in self))
+        parts = self.ids_BT, self.mask_BT, self.segments_BT
+        return self._with_lengths(self.length_B, *(t.to(device, non_blocking=True) for t in parts))
 
     def rows(self, index: Tensor) -> "Tokens":
         """The given rows, with as many columns as the longest of these rows has tokens."""
-        longest = int(self.mask_BT[index].sum(dim=1).max())
-        return Tokens(*(t[index, :longest] for t in self))
+        length_B = self.length_B[index.cpu()]
+        longest, index = int(length_B.max()), index.to(self.ids_BT.device, non_blocking=True)
+        parts = self.ids_BT, self.mask_BT, self.segments_BT
+        return self._with_lengths(length_B, *(t[index, :longest] for t in parts))
+
+    def _with_lengths(self, length_B: Tensor, *parts: Tensor) -> "Tokens":
+        made = Tokens(*parts)
+        made.__dict__["length_B"] = length_B  # as if `cached_property` had counted them
+        return made
 
 
 def pack(

@@ -151,8 +151,8 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
             state_BH = torch.from_numpy(np.stack([one.state_H for one in part])).to(run.device)
             score_BN = scores(tower.project(state_BH), passage_ND)
             loss = index_marginal_loss(score_BN, gain_table(part, len(kb)).to(run.device))
-            null = score_BN.detach().softmax(dim=1)[:, -1].mean().item()
-            run.update(loss, {"retrieval_utility": -loss.item(), "null_probability": null})
+            null = score_BN.detach().softmax(dim=1)[:, -1].mean()
+            run.update(loss, {"retrieval_utility": -loss, "null_probability": null})
         run.report(
             f"{steps_made:,} of {config.steps:,} steps were made within the limit of {config.minutes:g} min; the reader read "
             f"{sum(one.by_reader for one in judged):,} of {len(judged):,} sentences"

@@ -46,12 +46,16 @@ class Rows(NamedTuple):
         passages = len(self.body_RT) // self.questions
         readable_B = self.correct_RWT.flatten(1).any(dim=1).view(self.questions, passages).any(dim=1)
         if reader.config.finds_none or bool(readable_B.all()):
-            return self, torch.arange(self.questions, device=self.body_RT.device)
+            return self, torch.arange(self.questions)
         asked_b = (
             readable_B.nonzero().squeeze(1) if bool(readable_B.any()) else readable_B.new_zeros(1).long()
         )
-        row_bK = asked_b[:, None] * passages + torch.arange(passages, device=asked_b.device)
+        row_bK = asked_b[:, None] * passages + torch.arange(passages)
         return self.of(row_bK.flatten())._replace(questions=len(asked_b)), asked_b
+
+    def to(self, device: torch.device) -> "Rows":
+        body_RT, correct_RWT = (t.to(device, non_blocking=True) for t in (self.body_RT, self.correct_RWT))
+        return Rows(self.tokens.to(device), body_RT, correct_RWT, self.questions)
 
     def of(self, rows: Tensor) -> "Rows":
         """The rows with the given numbers, cut to the length of the longest of these rows."""
@@ -162,7 +166,7 @@ class Examples:
         return passage_UD, torch.from_numpy(place.reshape(number_BK.shape)).to(model.device)
 
     def rows(self, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray) -> Rows:
-        """The rows of a batch of questions with their passages, on the device of the model."""
+        """The rows of a batch of questions with their passages, on the CPU."""
         model = self._model
         self._load(number_BK.ravel())
         texts = ["" if n == NULL_PASSAGE else self._passages[int(n)].text for n in number_BK.ravel()]
@@ -178,8 +182,7 @@ class Examples:
         starts = [body_start(self._ids[q], model.lengths) for q in owner]
         length = tokens.ids_BT.shape[1]
         shape = (len(owner), min(reader.config.max_width, length), length)
-        correct_RWT = correct_mask(spans, starts, shape).to(model.device)
-        tokens = tokens.to(model.device)
+        correct_RWT = correct_mask(spans, starts, shape)
         return Rows(tokens, body_mask(tokens, model.tokenizer.sep_id), correct_RWT, len(batch))
 
     def _load(self, numbers: np.ndarray) -> None:

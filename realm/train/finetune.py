@@ -234,6 +234,7 @@ def train(
                 correct_BN = torch.from_numpy(holds_BN).to(run.device)
                 retriever_loss = own_share(score_BN, correct_BN) * any_correct_loss(score_BN, correct_BN)
                 rows, read_b = examples.rows(reader, batch, read_BK).that_teach(reader)
+                rows = rows.to(run.device)
                 span_RWT = read(reader, rows, sampled)
                 logit_bX, correct_bX = joint_scores(reader, span_RWT, rows, score_BN[read_b])
                 counted_bX = counted(logit_bX, correct_bX, span_RWT, config.span_loss, is_hard(config, step))
@@ -247,10 +248,10 @@ def train(
             run.update(
                 retriever_loss + reader_loss + sampled_loss,
                 {
-                    "retriever_loss": retriever_loss.item(),
-                    "reader_loss": reader_loss.item(),
+                    "retriever_loss": retriever_loss,
+                    "reader_loss": reader_loss,
                     "recall_read": holds_BN[:, : config.read].any(axis=1).mean(),
-                    "readable": correct_bX.any(dim=1).sum().item() / len(batch),
+                    "readable": correct_bX.any(dim=1).sum() / len(batch),
                     "passages_taught": taught / len(batch),
                 }
                 | (refresher.metrics(version, step) if moves else {}),

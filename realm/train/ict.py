@@ -73,7 +73,7 @@ def train(kb: KnowledgeBase, out: Path, config: IctConfig, init: str) -> Path:
             right = scores(query_BD, passage_BD).argmax(dim=1) == torch.arange(
                 len(query_BD), device=run.device
             )
-            run.update(loss, {"accuracy": right.float().mean().item()})
+            run.update(loss, {"accuracy": right.float().mean()})
         return run.finish()
 
 

@@ -175,24 +175,27 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 if stop:
                     raise KeyboardInterrupt
 
-    def update(self, loss: Tensor, metrics: Mapping[str, float]) -> None:
+    def update(self, loss: Tensor, metrics: Mapping[str, Tensor | float]) -> None:
         """Makes one optimizer step on `loss`. The means of `metrics` over `log_every` steps are written to metrics.jsonl.
 
+        On a GPU, the loss and the metrics are read only when a line or a checkpoint is written, so that the CPU can prepare the
+        next step while the GPU computes.
+
         Raises:
-            DivergedError: the loss or its gradient is not finite; the last checkpoint stays.
+            DivergedError: the loss or its gradient was not finite at this step or, on a GPU, at a step since the last line of
+                metrics; the last checkpoint stays.
         """
-        numbers = {"loss": loss.item(), **metrics}
-        means = distributed.all_reduce_mean([*map(float, numbers.values()), float(self.stop_requested)])
-        self._stop_agreed = means.pop() > 0  # a signal reaches the ranks at different steps
-        numbers = dict(zip(numbers, means, strict=True))
-        self._check_finite("loss", numbers["loss"])
+        # A signal reaches the ranks at different steps.
+        self._stop_agreed = distributed.any_rank(self.stop_requested)
         self._averaging(loss).backward()
         norm = self.optimizer.clip()
-        self._check_finite("gradient", norm)
+        self._means.add(self.step, {"loss": loss, **metrics, "gradient_norm": norm})
+        if self.device.type == "cpu":
+            self._read_numbers()
         self.optimizer.step(self.step)
         self.step += 1
-        self._means.add({**numbers, "gradient_norm": norm})
         if self.step % self.config.log_every == 0 or self.step == self.config.steps:
+            self._read_numbers()
             self.log(self._means.take())
             shown = {name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown}
             self._bar.set_postfix(shown, refresh=False)  # the next update of the bar shows the numbers
@@ -372,11 +375,13 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             self._metrics.close()
 
-    def _check_finite(self, what: str, value: float) -> None:
-        if not math.isfinite(value):
-            raise DivergedError(
-                f"{what} is {value} at step {self.step}: lower the learning rate; the last checkpoint is in {self.folder}"
-            )
+    def _read_numbers(self) -> None:
+        for step, numbers in self._means.read():
+            for what, value in (("loss", numbers["loss"]), ("gradient", numbers["gradient_norm"])):
+                if not math.isfinite(value):
+                    raise DivergedError(
+                        f"{what} is {value} at step {step}: lower the learning rate; the last checkpoint is in {self.folder}"
+                    )
 
     def _checkpoint_is_due(self) -> bool:
         """Whether the last checkpoint is old enough, by the clock of rank 0: all ranks save sharded weights together."""
@@ -386,9 +391,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         """Saves weights, optimizer and state.
 
         Raises:
+            DivergedError: the loss or its gradient was not finite; earlier checkpoints stay.
             WriteFailed: the checkpoint cannot be written; earlier checkpoints stay.
         """
         self._checkpointed = time.monotonic()
+        self._read_numbers()
         values = gathered(
             {
                 "parts": [part.state_dict() for part in self._parts],

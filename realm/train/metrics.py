@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from realm import distributed
 from realm.errors import InputError
 
 METRICS = "metrics.jsonl"
@@ -16,18 +20,41 @@ REQUIRED = ("loss", "retrieval_utility", "null_probability", "index_age")
 
 
 class StepMeans:
-    """Collects the numbers of several steps and computes their means for one line of metrics.jsonl."""
+    """Collects the numbers of several steps and computes their means for one line of metrics.jsonl.
+
+    The numbers stay on their device until `read` is called, because reading a number of a GPU waits for all work of the GPU.
+    """
 
     def __init__(self) -> None:
         self.sums: dict[str, list[float]] = {}
-        """The numbers since the last line; a checkpoint contains these numbers."""
+        """The numbers since the last line that have been read; a checkpoint contains these numbers."""
+        self._unread: list[tuple[int, dict[str, Tensor | float]]] = []
 
-    def add(self, numbers: Mapping[str, float]) -> None:
-        for name, number in numbers.items():
-            self.sums.setdefault(name, []).append(number)
+    def add(self, step: int, numbers: Mapping[str, Tensor | float]) -> None:
+        """Adds the numbers of a step. Tensors must be scalars."""
+        kept = {
+            name: value.detach() if isinstance(value, Tensor) else value for name, value in numbers.items()
+        }
+        self._unread.append((step, kept))
+
+    def read(self) -> list[tuple[int, dict[str, float]]]:
+        """Reads the numbers that were added since the last call, as means over the ranks -> for each step, its numbers."""
+        given = [value for _, numbers in self._unread for value in numbers.values()]
+        scalars = [value.float() for value in given if isinstance(value, Tensor)]
+        # One transfer for all numbers.
+        read = iter(torch.stack(scalars).tolist() if scalars else [])
+        means = iter(
+            distributed.all_reduce_mean([next(read) if isinstance(v, Tensor) else float(v) for v in given])
+        )
+        found = [(step, {name: next(means) for name in numbers}) for step, numbers in self._unread]
+        for _, numbers in found:
+            for name, number in numbers.items():
+                self.sums.setdefault(name, []).append(number)
+        self._unread = []
+        return found
 
     def take(self) -> dict[str, float]:
-        """The means of the numbers since the last call."""
+        """The means of the numbers that were read since the last call."""
         means = {name: sum(values) / len(values) for name, values in self.sums.items()}
         self.sums = {}
         return means

@@ -113,7 +113,7 @@ def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = No
             loss, seen = (
                 weight * part.sum() / max(1, len(logp_P)) for part in (-logp_P, logp_P.detach().exp())
             )
-            run.update(loss, {"target_probability": seen.item()})
+            run.update(loss, {"target_probability": seen})
             if probe and (run.step % CHECK_EVERY == 0 or run.step == config.steps):
                 run.log(reading_check(model, tokens, probe, run))
         run.model = trained = whole_model(model)

@@ -28,12 +28,12 @@ class Optimizer:
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.adamw.param_groups for parameter in group["params"]]
 
-    def clip(self) -> float:
-        """Scales all gradients down so that their global norm is at most `LARGEST_NORM` -> the norm before."""
+    def clip(self) -> Tensor:
+        """Scales all gradients down so that their global norm is at most `LARGEST_NORM` -> the norm before, a scalar."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         norm = whole_tensor(nn.utils.get_total_norm(gradients))
         nn.utils.clip_grads_with_norm_(self.parameters, LARGEST_NORM, norm)
-        return norm.item()
+        return norm
 
     def step(self, number: int) -> None:
         """Updates the weights with the learning rates of step `number`, and clears the gradients."""

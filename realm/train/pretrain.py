@@ -221,7 +221,7 @@ def train(
                 ict_loss = ict_loss.detach()
             loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, config.marginal)
             loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
-            seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss.item()}
+            seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss}
             run.update(loss, seen | refresher.metrics(version, step))
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build if one is due
@@ -384,7 +384,7 @@ def warm_start_loss(
 
 
 @torch.no_grad()
-def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[str, float]:
+def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[str, Tensor | float]:
     """Metrics of a step: retrieval utility in nats, p(null|x), log p(y|x), entropy of p(z|x), and the flip rate.
 
     The flip rate is the share of queries for which the passage with the largest p(z|x,y) is not the passage with the largest
@@ -396,11 +396,11 @@ def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[
         "retrieval_utility": (
             distributed.loss_weight(batch.mask_BM.sum())
             * retrieval_utility(score_BK, logp_BKM, batch.mask_BM)
-        ).item(),
-        "null_probability": prior_BK[:, 0].exp().mean().item(),
-        "marginal_logp": span_marginal(score_BK, logp_BKM, batch.mask_BM).mean().item(),
-        "entropy": -(prior_BK.exp() * prior_BK).sum(dim=1).mean().item(),
-        "flip_rate": (prior_BK.argmax(dim=1) != credit_BK.argmax(dim=1)).float().mean().item(),
+        ),
+        "null_probability": prior_BK[:, 0].exp().mean(),
+        "marginal_logp": span_marginal(score_BK, logp_BKM, batch.mask_BM).mean(),
+        "entropy": -(prior_BK.exp() * prior_BK).sum(dim=1).mean(),
+        "flip_rate": (prior_BK.argmax(dim=1) != credit_BK.argmax(dim=1)).float().mean(),
     }
 
 

@@ -243,7 +243,9 @@ def test_fine_tuning_losses_and_gradients_are_the_references(
     assert [sorted(row) for row in places] == theirs
     score_BN = query_BD @ block_emb[wide].T
     retriever_loss = any_correct_loss(score_BN, torch.tensor([[bool(row) for row in places]]))
-    read = Tokens(*(t[:3] for t in reading.tokens))
+    read = Tokens(
+        *(t[:3] for t in (reading.tokens.ids_BT, reading.tokens.mask_BT, reading.tokens.segments_BT))
+    )
     joint_KWT = reader(read, reading.body_BT[:3]) + score_BN[0, :3, None, None]
     correct_KWT = torch.zeros_like(joint_KWT, dtype=torch.bool)
     for row, found in enumerate(places[:3]):

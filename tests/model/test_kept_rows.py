@@ -10,7 +10,6 @@ from realm.model.device import autocast
 from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import cache_rows, evaluating, set_dropout
-from realm.tokens.layouts import Tokens
 from realm.tokens.tokenizer import Tokenizer
 from tests.model.networks import masked_batch
 
@@ -100,11 +99,12 @@ def test_gradients_of_many_small_parts_in_bf16_are_added_up_in_float32(
     """The same row 400 times, one at a time: in bf16 the sum stops growing before."""
     embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="mean")).eval()
     joint, *_ = masked_batch(tokenizer, queries=1, candidates=1)
-    many = Tokens(*(part[:1].expand(400, -1) for part in joint))
+    one = joint.rows(torch.tensor([0]))
+    many = joint.rows(torch.zeros(400, dtype=torch.int64))
     weight_D = torch.randn(5)
     dense = embedder.query.encoder.encoder.layer[0].attention.self.query.weight
     norms = []
-    for tokens in (Tokens(*(part[:1] for part in joint)), many):
+    for tokens in (one, many):
         cache_rows(embedder, 1)
         with autocast(torch.device("cpu"), "bf16"):
             (gradient,) = torch.autograd.grad((embedder.query(tokens) * weight_D).sum(), dense)

@@ -10,6 +10,7 @@ import torch
 
 from realm.errors import RealmError
 from realm.index.versions import complete_index
+from realm.model import states
 from realm.model.calibration import Calibration
 from realm.model.folder import load_model
 from realm.model.losses import any_correct_loss
@@ -22,9 +23,9 @@ from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train import examples as examples_room
 from realm.train import finetune, span_losses
 from realm.train.examples import Examples
-from realm.train.finetune import start_reader
+from realm.train.finetune import own_share, start_reader
 from realm.train.run_config import generator
-from realm.train.span_losses import joint_scores
+from realm.train.span_losses import counted, joint_scores
 from tests.conftest import RIVERS
 from tests.store.tiny import TinyTagger
 from tests.train.stages import metrics
@@ -390,6 +391,23 @@ def test_questions_whose_passages_hold_no_answer_are_not_read(tiny_kb, tiny_mode
     assert (loss + more).item() == 0 and not any(value.any() for value in gradients(reader).values())
     finds_none = start_reader(tiny_model, seed=0, finds_none=True)
     assert len(rows.that_teach(finds_none)[1]) == 2
+
+
+def test_reader_and_losses_read_nothing_back_from_a_gpu(tiny_model, examples, monkeypatch) -> None:
+    """With meta tensors, which have no values: reading one is an error. The rows are jagged, as on a GPU."""
+    monkeypatch.setattr(states, "_way", lambda bert, tokens: "jagged")
+    monkeypatch.setattr(states.F, "scaled_dot_product_attention", lambda query, key, value, dropout_p: query)
+    reader, meta = start_reader(tiny_model, seed=0).to("meta"), torch.device("meta")
+    rows = examples.rows(reader, np.array([0, 5, 14]), np.array([[0, 1, 20], [10, 8, 3], [2, 4, 6]]))
+    rows, asked = rows.that_teach(reader)
+    rows, score_BN = rows.to(meta), torch.zeros(len(asked), 3, device=meta)
+    span_RWT = span_losses.read(reader, rows, sampled=False)
+    for span_loss, hard in (("marginal", False), ("first", False), ("hard-em", True)):
+        logit_BX, correct_BX = joint_scores(reader, span_RWT, rows, score_BN)
+        counted_BX = counted(logit_BX, correct_BX, span_RWT, span_loss, hard)
+        loss = own_share(logit_BX, counted_BX) * any_correct_loss(logit_BX, counted_BX)
+        loss.backward(retain_graph=True)
+        assert loss.device == meta
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])

@@ -1,5 +1,6 @@
 """One step of pre-training, looked at closely: the loss, its gradients, and the controls."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import get_args, get_type_hints
 
@@ -10,6 +11,7 @@ import torch
 from realm.index.embedding import embed_passages
 from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, holds
+from realm.model import states
 from realm.model.losses import marginal_loss
 from realm.model.masked_reader import MaskedReader
 from realm.search.exact import MipsIndex
@@ -17,6 +19,8 @@ from realm.store.knowledge_base import KnowledgeBaseConfig
 from realm.tokens.layouts import passage_inputs, query_inputs
 from realm.train import pretrain
 from realm.train.ict import ClozeRule, cloze_pairs
+from realm.train.metrics import StepMeans
+from realm.train.optimizer import Optimizer
 from realm.train.pretrain import (
     Entries,
     PretrainConfig,
@@ -148,6 +152,31 @@ def test_null_passage_that_is_no_candidate_has_no_share_in_the_loss(tiny_model, 
     assert (share_BE[:, 0] == 0).all()
     said = describe(alone_BK, logp_BKM, batch)
     assert said["null_probability"] == 0 and all(np.isfinite(value) for value in said.values())
+
+
+def test_networks_and_optimizer_read_nothing_back_from_a_gpu(tiny_model, step, monkeypatch) -> None:
+    """With meta tensors, which have no values: reading one is an error. The rows are jagged, as on a GPU."""
+    settings = config(normalise="candidates", marginal="span", reader_gradient="all", steps=10)
+    queries, chosen, _, batch, *_ = step(settings)
+    tiny_model.reader.copy_head = None
+    tiny_model.to(torch.device("meta"))
+    monkeypatch.setattr(states, "_way", lambda bert, tokens: "jagged")
+    # Attention and autocast need a real device; `tests/model/test_states.py` tests attention.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(states.F, "scaled_dot_product_attention", lambda query, key, value, dropout_p: query)
+    batch = batch.to(torch.device("meta"))
+    optimizer, means = Optimizer({tiny_model.embedder: 1e-3, tiny_model.reader: 1e-3}, settings), StepMeans()
+    optimizer.adamw.step = lambda: None  # torch's own needs a real device too
+    for number in range(2):
+        _, score_BK = score(tiny_model.embedder, batch, chosen, None)
+        logp_BKM = read(tiny_model.reader, batch, queries, chosen, None, settings)
+        entries = loss_entries(score_BK, logp_BKM, batch.mask_BM, None, np.random.default_rng(0), settings)
+        loss = marginal_loss(entries.score_BE, entries.logp_BEM, batch.mask_BM, settings.marginal)
+        loss.backward()
+        means.add(number, {"loss": loss, **describe(score_BK, logp_BKM, batch), "norm": optimizer.clip()})
+        optimizer.step(number)
+    with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        means.read()
 
 
 def gradients(tiny_model, loss: torch.Tensor) -> set[str]:

@@ -1,6 +1,6 @@
 """Computes the layers of a BERT on a CPU without padding: the tokens of all rows are in one array.
 
-The weights are those of a `Bert`, and the results are the same as those of `Bert.forward`, which is used on all other devices.
+The weights are those of a `Bert`, and the results are the same as those of `Bert.forward`.
 If there are enough rows, each thread computes all layers of its own rows, forward and backward: if threads shared each matrix
 product, they would wait for each other after every product.
 
@@ -38,8 +38,6 @@ MOST = 8
 
 def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
     """States of the last layer -> [B, T, H]; states of padding are undefined."""
-    if tokens.ids_BT.device.type != "cpu" or bert.sharded:
-        return _padded_states(bert, tokens)
     rows = _Rows.of(tokens)
     state_NH = _run(bert, tokens, rows, None)
     padded = state_NH.new_zeros(tokens.ids_BT.numel(), state_NH.shape[1]).index_copy(
@@ -49,25 +47,17 @@ def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
 
 
 def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
-    """States of the last layer at the given (row, position) pairs -> [P, H].
+    """States of the last layer at the given (row, position) pairs, each a token and not padding -> [P, H].
 
-    On a CPU the last layer computes only keys and values for the tokens that are not requested.
+    The last layer computes only keys and values for the tokens that are not requested.
     """
-    # Packed rows have no states of padding.
-    real = bool(tokens.mask_BT[row_P, position_P].all())
-    if tokens.ids_BT.device.type != "cpu" or bert.sharded or not real:
-        return _padded_states(bert, tokens)[row_P, position_P]
+    assert bool(tokens.mask_BT[row_P, position_P].all())
     rows = _Rows.of(tokens, row_P)
     number_BT = torch.zeros_like(tokens.ids_BT)
     number_BT.view(-1)[rows.place_N] = torch.arange(len(rows.place_N))
     order_P = rows.rank_B[row_P].argsort(stable=True)
     wanted_P = number_BT[row_P, position_P][order_P]
     return _run(bert, tokens, rows, wanted_P)[order_P.argsort()]
-
-
-def _padded_states(bert: Bert, tokens: Tokens) -> Tensor:
-    states_BTH: Tensor = bert(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
-    return states_BTH
 
 
 class _Rows(NamedTuple):

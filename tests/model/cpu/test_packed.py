@@ -12,8 +12,8 @@ from transformers import BertModel
 
 from realm.model.bert import Bert, BertConfig
 from realm.model.cpu import packed
-from realm.model.cpu.packed import hidden_states, states_at
 from realm.model.modes import recomputed, set_dropout
+from realm.model.states import hidden_states, states_at
 from realm.tokens.layouts import Tokens
 from tests.transformers_twin import twin
 
@@ -87,14 +87,6 @@ def test_states_at_some_tokens_are_those_among_all_of_them(lengths, data) -> Non
     ]
     for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_padding_that_is_asked_says_what_transformers_says_and_never_another_row() -> None:
-    bert, tokens = small_bert(), rows_of([9, 6, 4, 4])
-    row_P, position_P = torch.tensor([0, 1, 1, 3]), torch.tensor([3, 2, 7, 4])
-    torch.testing.assert_close(
-        states_at(bert, tokens, row_P, position_P), theirs(twin(bert), tokens)[row_P, position_P]
-    )
 
 
 def test_states_at_no_token_are_none() -> None:
