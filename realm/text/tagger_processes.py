@@ -47,28 +47,35 @@ def annotate_in_processes(
     One thread of the caller's process waits for each worker process, because a `ProcessPoolExecutor` whose processes were
     killed can wait forever (CPython issue 94777).
 
+    If a process is killed, for example because memory is short, the other processes do its work.
+
     Raises:
-        ChildProcessError: a worker process was killed.
+        ChildProcessError: all worker processes were killed.
     """
     workers = _start(prepare, processes, fresh)
-    idle: SimpleQueue[Connection] = SimpleQueue()
+    idle: SimpleQueue[Connection | None] = SimpleQueue()
     for _, connection in workers:
         idle.put(connection)
+    killed: list[Connection] = []
 
     def found(group: Group) -> list[tuple[Annotations, Place]]:
-        connection = idle.get()
-        try:
-            connection.send(group)
-            annotations: list[tuple[Annotations, Place]] | Exception = connection.recv()
-        except (EOFError, OSError):
-            raise ChildProcessError(
-                "a process of the tagger was killed: if memory is short, use fewer processes"
-            ) from None
-        finally:
+        while (connection := idle.get()) is not None:
+            try:
+                connection.send(group)
+                annotations: list[tuple[Annotations, Place]] | Exception = connection.recv()
+            except (EOFError, OSError):
+                killed.append(connection)  # another process annotates the group
+                if len(killed) == processes:
+                    idle.put(None)
+                continue
             idle.put(connection)
-        if isinstance(annotations, Exception):
-            raise annotations
-        return annotations
+            if isinstance(annotations, Exception):
+                raise annotations
+            return annotations
+        idle.put(None)  # for the threads of other groups
+        raise ChildProcessError(
+            "all processes of the tagger were killed: if memory is short, use fewer processes"
+        )
 
     broken: list[Exception] = []
 
