@@ -1,7 +1,8 @@
 """Embeds passages on several devices: one worker process per device embeds an even share of the passages.
 
 A worker opens the knowledge base and the model, sends the number of embedded passages after each batch, and sends the vectors
-at the end. If a worker fails, the whole build fails. If the parent process ends, a worker ends when it sends its next message.
+at the end. If a worker is killed, another worker takes its place, and continues after the last vectors that the killed one
+saved. If a worker fails, the whole build fails. If the parent process ends, a worker ends when it sends its next message.
 
 Axis letters: N passages, n passages of one worker, D embedding.
 """
@@ -25,6 +26,9 @@ from realm.progress import progress
 from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
 from realm.watchdog import in_words
+
+MOST_KILLS = 3
+"""The build fails if the processes of one device were killed so often, because then each further process may be killed too."""
 
 
 class Share(NamedTuple):
@@ -54,15 +58,16 @@ def embed_on_devices(
     """Vectors of all passages -> [N, D] float16. `report_done` is called with the number of finished passages.
 
     Raises:
-        RealmError: a worker failed or died.
+        RealmError: a worker failed, or the workers of a device were killed `MOST_KILLS` times.
     """
     devices = config.devices
     spawn, count = multiprocessing.get_context("spawn"), len(devices)
     done, parts = [0] * count, [np.zeros((0, 0), dtype=np.float16)] * count
     with contextlib.ExitStack() as stack:
-        workers = {}
-        for place, device in enumerate(devices):
-            share = Share(kb.folder, kb.fingerprint, model_path, folder, config, device, place, count)
+        workers, kills = {}, [0] * count
+
+        def start(place: int) -> None:
+            share = Share(kb.folder, kb.fingerprint, model_path, folder, config, devices[place], place, count)
             ours, theirs = spawn.Pipe(duplex=False)
             worker = spawn.Process(target=_work, args=(share, theirs), daemon=True)
             worker.start()
@@ -70,6 +75,9 @@ def embed_on_devices(
             stack.callback(worker.kill)
             theirs.close()  # so that the end of the worker closes the pipe
             workers[ours] = place, worker
+
+        for place in range(count):
+            start(place)
         bar = stack.enter_context(
             progress(total=len(kb), description="embed", unit="passage", shown=report_done is None)
         )
@@ -81,9 +89,14 @@ def embed_on_devices(
                     said = pipe.recv()
                 except EOFError:
                     worker.join()
-                    how = in_words(worker.exitcode or 0)
+                    code = worker.exitcode or 0
+                    kills[place] += code < 0
+                    if code < 0 and kills[place] < MOST_KILLS:
+                        del workers[pipe]
+                        start(place)
+                        continue
                     raise InputError(
-                        f"the process that embeds on {devices[place]} failed with {how}"
+                        f"the process that embeds on {devices[place]} failed with {in_words(code)}"
                     ) from None
                 if isinstance(said, str):
                     raise InputError(f"{devices[place]}: {said}")
@@ -91,7 +104,7 @@ def embed_on_devices(
                     parts[place] = said
                     del workers[pipe]
                     continue
-                done[place] = said
+                done[place] = max(done[place], said)  # a new worker counts from the saved vectors on
                 bar.update(sum(done) - bar.n)
                 if report_done is not None:
                     report_done(sum(done))

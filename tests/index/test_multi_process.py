@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 
 from realm.errors import InputError
 from realm.index.embedding import IndexConfig
-from realm.index.multi_process import embed_on_devices
+from realm.index.multi_process import MOST_KILLS, embed_on_devices
 from realm.index.versions import build_index
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
@@ -68,29 +70,57 @@ def test_knowledge_base_that_changes_meanwhile_is_one_line(own_kb, tiny_model_fo
         embed_on_devices(own_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu"))
 
 
-@pytest.mark.slow
-def test_killed_process_is_one_line_and_takes_the_others_along(tiny_kb, tiny_model_folder, tmp_path) -> None:
-    before, others = set(children_of(os.getpid())), []
+@contextmanager
+def killing(most: int) -> Iterator[list[int]]:
+    """Kills up to `most` of the processes that embed, one after the other, once the first two have started."""
+    before, killed, over = set(children_of(os.getpid())), [], threading.Event()
+
+    def started() -> set[int]:
+        new = set(children_of(os.getpid())) - before - set(killed)
+        return {pid for pid in new if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()}
 
     def kill() -> None:
-        def started() -> set[int]:
-            return {
-                pid
-                for pid in set(children_of(os.getpid())) - before
-                if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
-            }
+        wait_for(lambda: len(started()) == 2 or over.is_set())
+        while len(killed) < most and not over.is_set():
+            if found := started():
+                killed.append(max(found))
+                os.kill(killed[-1], signal.SIGKILL)
+            time.sleep(0.01)
 
-        wait_for(lambda: len(started()) == 2)
-        one, *rest = sorted(started())
-        others.extend(rest)
-        os.kill(one, signal.SIGKILL)
+    thread = threading.Thread(target=kill)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
 
-    killer = threading.Thread(target=kill)
-    killer.start()
-    with pytest.raises(InputError, match="embeds on cpu failed with signal SIGKILL"):
+
+@pytest.mark.slow
+def test_another_process_takes_the_place_of_a_killed_one(
+    tiny_kb, tiny_model, tiny_model_folder, tmp_path
+) -> None:
+    with killing(1) as killed:
+        array_ND = embed_on_devices(tiny_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu"))
+    assert len(killed) == 1
+    np.testing.assert_allclose(array_ND, expected(tiny_kb, tiny_model), atol=4e-3)
+
+
+@pytest.mark.slow
+def test_a_device_whose_processes_are_always_killed_is_one_line_and_takes_the_others_along(
+    tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    before = set(children_of(os.getpid()))
+    with (
+        killing(2 * MOST_KILLS) as killed,
+        pytest.raises(InputError, match="embeds on cpu failed with signal SIGKILL"),
+    ):
         embed_on_devices(tiny_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu"))
-    killer.join()
-    assert len(others) == 1 and not alive(others[0])
+    assert len(killed) >= MOST_KILLS and not any(map(alive, killed))
+    assert not any(
+        "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()
+        for pid in set(children_of(os.getpid())) - before
+    )
 
 
 @pytest.mark.slow
