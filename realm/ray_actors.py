@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -101,7 +102,7 @@ def map_on_ray(
         RealmError: `TRIES` actors died during the same item, or at their start.
         Exception: `prepare` or the function raised this exception.
     """
-    ray = _connect(address)
+    ray = connect(address)
     on_gpus = prefer_gpus and ray.cluster_resources().get("GPU", 0) > 0
     resources = {"num_cpus": 0, "num_gpus": 1} if on_gpus else {"num_cpus": cores_each}
     actor_class = ray.remote(_Worker).options(**resources, scheduling_strategy="SPREAD")
@@ -287,8 +288,12 @@ class _Pool(Generic[Item, Result]):
         self.start_actor()
 
 
-def _connect(address: str) -> Any:
-    """The module `ray`, connected to a cluster."""
+def connect(address: str) -> Any:
+    """The module `ray`, connected to the cluster at this address (see `EngineConfig`).
+
+    Raises:
+        InputError: Ray is not installed, or there is no cluster at the address.
+    """
     # Ray sends usage statistics to its makers only if the user has set this variable.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -296,7 +301,7 @@ def _connect(address: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "ray":
             raise
-        raise InputError('engine "ray" needs Ray: pip install "realm-lm[ray]"') from None
+        raise InputError('"ray" needs Ray: pip install "realm-lm[ray]"') from None
     if ray.is_initialized():
         return ray
     if ":" in address:  # checked here, because Ray would try to connect for minutes
@@ -306,7 +311,10 @@ def _connect(address: str) -> Any:
         except (OSError, ValueError) as error:
             raise InputError(f"cannot reach the Ray cluster {address}: {first_line(error)}") from None
     try:
-        ray.init(address or None, log_to_driver=False, configure_logging=False)
+        with warnings.catch_warnings():
+            # Ray forks to start a cluster, and the child processes do not call Lance.
+            warnings.filterwarnings("ignore", message="lance is not fork-safe")
+            ray.init(address or None, log_to_driver=False, configure_logging=False)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError) as error:
         what = (
             f"cannot connect to the Ray cluster {address}"

@@ -17,6 +17,8 @@ import pytest
 import torch
 
 if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
     from realm.model.folder import Model
     from realm.store.knowledge_base import KnowledgeBase
     from realm.text.corpus import Document
@@ -151,6 +153,20 @@ def tiny_model(tiny_model_folder: Path) -> "Model":
     from realm.model.folder import load_model
 
     return load_model(tiny_model_folder)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator["Cluster"]:
+    """A Ray cluster of two nodes of one core each, for all tests of a file, because Ray needs seconds to start."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    made.wait_for_nodes()
+    yield made
+    ray.shutdown()
+    made.shutdown()
 
 
 @pytest.fixture

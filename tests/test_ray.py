@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 import torch
-from ray.cluster_utils import Cluster
 
 from realm.cli import main
 from realm.documents import ray_reading
@@ -50,16 +49,6 @@ from tests.documents.writers import page, word, write_dump, write_multistream
 from tests.test_distributed import SETTINGS, assert_same_curve
 from tests.train.refresh.refreshing import expected
 from tests.train.stages import metrics, pretraining
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    """Two nodes of one core each, for all tests, because Ray needs seconds to start."""
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    made.add_node(num_cpus=1)
-    yield made
-    ray.shutdown()
-    made.shutdown()
 
 
 def squares(folder: Path, seconds: float) -> Callable[[int], list[int]]:

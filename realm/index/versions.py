@@ -26,12 +26,13 @@ from realm.search.approximate import approximate_index
 from realm.search.exact import MipsIndex, PassageIndex
 from realm.search.postgres import PostgresIndex
 from realm.search.postgres_table import is_address, parsed
+from realm.search.ray_index import RayIndex
 from realm.store import unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.store.tables.table import made_anew
 from realm.store.vectors import Vectors, VectorsInfo
 
-EXACT, APPROXIMATE = "exact", "approximate"
+EXACT, APPROXIMATE, RAY = "exact", "approximate", "ray"
 """How an index is searched, if not in a database."""
 LOG_EVERY = 5.0
 """Seconds between two log lines of a build that a training run supervises."""
@@ -125,19 +126,22 @@ def complete_index(
     """Loads the newest index of this model. Passages that were added after the build are embedded first, and a version with
     their vectors is published.
 
-    With `mapped`, the vectors are not loaded into memory, but mapped from a file. `search` is `EXACT`, `APPROXIMATE` (the
-    vectors are then mapped in any case), or the address of a table in PostgreSQL, whose vectors are then used.
+    With `mapped`, the vectors are not loaded into memory, but mapped from a file. `search` is `EXACT`, `APPROXIMATE` or `RAY`
+    (with both, the vectors are mapped in any case), or the address of a table in PostgreSQL, whose vectors are then used.
 
     Raises:
-        InputError: the knowledge base has no index of this model, or the table cannot be used.
+        InputError: the knowledge base has no index of this model, or the table or the Ray cluster cannot be used.
     """
     if is_address(search):
         found = PostgresIndex(parsed(search), kb, model.compute_passage_fingerprint())
         contents = found.contents
         return IndexVersion(found, contents.version, contents.step, contents.created)
-    known = complete_vectors(kb, model, model_path, mapped or search == APPROXIMATE)
+    known = complete_vectors(kb, model, model_path, mapped or search != EXACT)
     index: PassageIndex
-    if search == APPROXIMATE:
+    if search == RAY:
+        file = vectors.mapped_file(index_folder(kb, model), kb.keys_N)
+        index = RayIndex(file, len(kb))
+    elif search == APPROXIMATE:
         index = approximate_index(index_folder(kb, model), kb.keys_N, known)
     else:
         index = MipsIndex(known.array, model.device)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.index.versions import APPROXIMATE, EXACT, IndexVersion, complete_index
+from realm.index.versions import APPROXIMATE, EXACT, RAY, IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method
 from realm.model.device import DeviceConfig, Precision, autocast, choose_device
@@ -61,17 +61,18 @@ class AnswerConfig(DeviceConfig):
     mapped_index: bool = False
     """True: the vectors stay in a file that is mapped into memory, for indexes larger than memory."""
     search: str = EXACT
-    """"exact"; "approximate": for indexes that are too large for exact search (docs/search.md); or the address of a table in
-    PostgreSQL, "postgresql://HOST/DATABASE?table=NAME", which `realm kb upload` made."""
+    """"exact"; "approximate": for indexes that are too large for exact search (docs/search.md); "ray": exact, with the vectors
+    in the memory of all machines of a Ray cluster; or the address of a table in PostgreSQL,
+    "postgresql://HOST/DATABASE?table=NAME", which `realm kb upload` made."""
     reference_compat: bool = False
     """True: behave as transformers 4.57.6 with the published checkpoints; docs/checkpoints.md lists the differences."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}: it is a probability, between 0 and 1")
-        if self.search not in (EXACT, APPROXIMATE) and not is_address(self.search):
+        if self.search not in (EXACT, APPROXIMATE, RAY) and not is_address(self.search):
             # The value is not shown, because a mistyped address can contain a password.
-            raise ValueError("search is neither exact nor approximate nor an address postgresql://...")
+            raise ValueError("search is not exact, approximate, ray or an address postgresql://...")
 
 
 class PassageSpans(NamedTuple):

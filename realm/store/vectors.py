@@ -153,6 +153,18 @@ def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors
     return _read(table, info, ids_N, np.zeros((len(ids_N), info.dim), dtype=_DTYPES[info.bits]))
 
 
+def mapped_file(folder: Path, ids_N: np.ndarray) -> Path:
+    """The file that `mapped` maps; it is written now if it does not exist.
+
+    Raises:
+        InputError: there is no version with a vector of each passage.
+    """
+    found = mapped(folder, ids_N)
+    if found is None or len(found.missing):
+        raise InputError(f"{folder} has no vectors of these passages: run `realm index`")
+    return Path(found.array.filename)  # type: ignore[attr-defined]
+
+
 def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
     """The vectors of the newest version, as `read` returns them, but in an array that is mapped from a file beside the table.
 

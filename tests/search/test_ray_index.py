@@ -1,0 +1,110 @@
+"""An index divided among two nodes of a Ray cluster: the results of one index, whatever dies."""
+
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from realm.errors import RealmError
+from realm.index.versions import complete_index
+from realm.model.folder import load_model
+from realm.search.exact import MipsIndex
+from realm.search.ray_index import RayIndex, _Part
+from realm.store.knowledge_base import KnowledgeBase
+from realm.text.corpus import Document
+from tests.store.tiny import TinyTagger
+
+COUNT = 1001
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def divided(cluster, tmp_path, monkeypatch) -> tuple[MipsIndex, RayIndex]:
+    """The same vectors in one index and in a divided one; some passages have equal scores."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    # Whole numbers, so that equal vectors have equal scores in every part.
+    vectors_ND = np.random.default_rng(0).integers(-9, 9, (COUNT, 16)).astype(np.float16)
+    vectors_ND[COUNT // 2 - 3 : COUNT // 2 + 3] = 2 * vectors_ND[7]
+    np.save(tmp_path / "vectors.npy", vectors_ND)
+    return MipsIndex(vectors_ND), RayIndex(tmp_path / "vectors.npy", COUNT)
+
+
+def queries(count: int) -> torch.Tensor:
+    return torch.randint(-9, 9, (count, 16), generator=torch.Generator().manual_seed(1)).float()
+
+
+def assert_same(one, other) -> None:
+    torch.testing.assert_close(one.score_BK, other.score_BK)
+    assert torch.equal(one.number_BK, other.number_BK)
+
+
+def places(index: RayIndex) -> list[tuple[str, int]]:
+    """The node and the process of each part."""
+
+    def place(part: _Part) -> tuple[str, int]:
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    return ray.get([part.__ray_call__.remote(place) for part in index._parts])
+
+
+def test_hits_and_vectors_are_those_of_one_index(divided) -> None:
+    whole, index = divided
+    assert len(index) == COUNT and len({node for node, _ in places(index)}) == 2
+    index.prepare()
+    for k in (1, 5, 700, 2000):
+        assert_same(index.search(queries(3), k), whole.search(queries(3), k))
+    for chosen in (np.arange(0, COUNT, 3), np.array([COUNT - 1]), np.zeros(0, dtype=np.int64)):
+        assert_same(index.search_subset(queries(3), chosen, 5), whole.search_subset(queries(3), chosen, 5))
+    numbers = np.array([COUNT - 1, 0, 7, 7, COUNT // 2])
+    assert torch.equal(index.rows(numbers), whole.rows(numbers))
+
+
+def test_parts_of_a_killed_process_and_of_a_killed_node_are_loaded_again(divided, cluster) -> None:
+    whole, index = divided
+    os.kill(places(index)[0][1], signal.SIGKILL)
+    assert_same(index.search(queries(3), 20), whole.search(queries(3), 20))
+    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    assert_same(index.search(queries(3), 20), whole.search(queries(3), 20))
+    assert len({node for node, _ in places(index)}) == 1
+    cluster.add_node(num_cpus=1)  # for the next test
+    cluster.wait_for_nodes()
+
+
+def test_processes_end_with_the_index(divided, tmp_path) -> None:
+    index = RayIndex(tmp_path / "vectors.npy", COUNT)
+    pids = [pid for _, pid in places(index)]
+    del index
+    gc.collect()
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def test_a_file_that_is_gone_is_one_line(cluster, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with pytest.raises(RealmError, match="a part of the index on the Ray cluster failed") as error:
+        RayIndex(tmp_path / "none.npy", 10)
+    assert "\n" not in str(error.value)
+
+
+def test_index_of_a_knowledge_base_follows_its_versions(
+    own_kb, tiny_model_folder, cluster, monkeypatch
+) -> None:
+    """Also if passages were added, whose vectors are not in the file that was mapped first."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    model, name = load_model(tiny_model_folder), str(tiny_model_folder)
+    query_BD = torch.randn(2, model.embedder.config.dim)
+    for added in ([], [Document("Town 99", "Town 99 is on the river Oder.", "new")]):
+        if added:
+            own_kb.add(added, TinyTagger())
+        kb = KnowledgeBase.open(own_kb.folder)
+        whole, index = (complete_index(kb, model, name, search=way).index for way in ("exact", "ray"))
+        assert isinstance(index, RayIndex) and len(index) == len(kb)
+        assert_same(index.search(query_BD, 9), whole.search(query_BD, 9))
