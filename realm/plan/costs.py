@@ -26,6 +26,11 @@ SENTENCE_SECONDS, QUERY_SECONDS, ROW_SECONDS = 6e-5, 1e-4, 2e-5
 CANDIDATES_SECONDS, RETRIEVED_SECONDS = 2e-3, 5e-5
 """Core seconds that Python needs to choose the candidates of a query, and to search a retrieved passage for an answer
 (docs/scaling.md)."""
+FORWARD_SPEED = 1.2
+"""FLOP per second of an index build, which computes no gradient, divided by those of a training step (docs/scaling.md)."""
+EMBEDDED_SECONDS = 1e-5
+"""Core seconds that Python needs to pack a passage in an index build, where many passages are packed together
+(docs/scaling.md)."""
 
 
 @dataclass(frozen=True)

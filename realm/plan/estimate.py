@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from realm.plan.costs import (
     CANDIDATES_SECONDS,
+    EMBEDDED_SECONDS,
+    FORWARD_SPEED,
     QUERY_SECONDS,
     RECOMPUTED,
     RETRIEVED_SECONDS,
@@ -219,7 +221,9 @@ class Plan:
     def _index_work(self, frozen: bool) -> Work:
         if frozen:
             return Work(2 * self.corpus.passages * self._encoder.hidden_size * self._embedder.dim)
-        return tower_work(self._encoder, self._embedder, self.corpus.passages, self._passage)
+        passages = self.corpus.passages
+        forward = tower_work(self._encoder, self._embedder, passages, self._passage)
+        return forward.times(1 / FORWARD_SPEED) + Work(host_seconds=passages * EMBEDDED_SECONDS)
 
     def _share(self, config: RunConfig, devices: int) -> _Share:
         """The work of one device in a step, if `devices` devices share the batch."""

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from realm.cli import main
+from realm.index.embedding import embed_passages
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.embedder import Embedder, EmbedderConfig
-from realm.model.masked_reader import MaskedReader
+from realm.model.device import autocast
+from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
+from realm.model.folder import Model
+from realm.model.masked_reader import EncoderConfig, MaskedReader, new_reader
 from realm.model.modes import set_dropout
 from realm.plan.costs import TRAINED, activation_bytes, count_parameters, head_work, layers_flop
 from realm.plan.estimate import Plan, StagePlan, measured
@@ -22,6 +26,7 @@ from realm.plan.hardware import Hardware, machines, read_hardware
 from realm.plan.preset import Corpus, Preset
 from realm.settings import presets
 from realm.store.knowledge_base import KnowledgeBase
+from realm.tokens.layouts import Lengths
 from realm.train.finetune import FinetuneConfig
 from realm.train.loop import TrainRun
 
@@ -264,3 +269,28 @@ def test_planned_steps_take_the_time_of_measured_ones(tmp_path, monkeypatch) -> 
     assert list(took) == ["mlm", "ict", "pretrain", "finetune"]
     for stage, times in took.items():
         assert planned[stage] == pytest.approx(statistics.median(times), rel=0.25), stage
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["words", "mean"])
+def test_a_planned_index_takes_the_time_of_a_measured_one(pooling, tmp_path) -> None:
+    """In CPU seconds of one thread; builds and measurements take turns."""
+    kb = tmp_path / "kb"
+    build = ["kb", "build", "package:factbook", "--out", str(kb), "--config", "tables", "--tagger", "rules"]
+    assert main(build) == 0
+    opened = KnowledgeBase.open(kb)
+    numbers = np.arange(0, len(opened), 1 if pooling == "words" else 15)
+    torch.manual_seed(0)
+    reader = new_reader(EncoderConfig(layers=4, hidden=320, heads=5), opened.tokenizer)
+    embedder = embedder_from(reader, EmbedderConfig(dim=128, pooling=pooling))
+    model = Model(opened.tokenizer, Lengths(), reader, embedder)
+    preset = Preset.read("tables")._replace(encoder=reader.config, embedder=embedder.config)
+    corpus = Corpus.of(opened)._replace(passages=len(numbers))
+    planned, took = [], []
+    for _ in range(3):
+        planned.append(Plan(preset, corpus, measured(preset, corpus, time.process_time)).index())
+        started = time.process_time()
+        with autocast(model.device, "auto"):
+            embed_passages(model, opened.tokens, numbers, description=None)
+        took.append(time.process_time() - started)
+    assert statistics.median(planned) == pytest.approx(statistics.median(took), rel=0.25)
