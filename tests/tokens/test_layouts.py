@@ -15,6 +15,7 @@ from realm.errors import InputError
 from realm.tokens.layouts import (
     Lengths,
     Ragged,
+    Tokens,
     joint_inputs,
     pack,
     passage_inputs,
@@ -103,7 +104,9 @@ def test_passages_packed_together_are_those_packed_one_by_one(passages, longest,
     numbers = np.array(random.choices(range(len(passages)), k=4))
     together = passage_rows(titles, bodies, numbers, tokenizer, lengths)
     one_by_one = passage_inputs(*zip(*(passages[n] for n in numbers), strict=True), tokenizer, lengths)
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(together, one_by_one, strict=True))
+    for name in ("ids_BT", "mask_BT", "segments_BT"):
+        one, other = getattr(together, name), getattr(one_by_one, name)
+        assert torch.equal(one, other) and one.dtype == other.dtype, name
 
 
 @given(st.text(max_size=60))
@@ -246,3 +249,15 @@ def test_a_tokenizer_goes_by_the_fingerprint_of_its_text_where_that_is_on_disk(t
     old = hashlib.sha256(text).hexdigest()[:16]
     assert again.goes_by(old)
     assert (again.fingerprint, again.behaviour) == (old, tokenizer.behaviour)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.data())
+def test_lengths_of_chosen_rows_are_those_of_their_tokens(lengths, data):
+    mask_BT = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
+    tokens = Tokens(torch.arange(mask_BT.numel()).view(mask_BT.shape), mask_BT, mask_BT)
+    assert tokens.length_B.tolist() == lengths
+    chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), min_size=1, max_size=8))
+    part = tokens.rows(torch.tensor(chosen))
+    assert part.length_B.tolist() == part.mask_BT.sum(dim=1).tolist() == [lengths[row] for row in chosen]
+    assert torch.equal(part.ids_BT, tokens.ids_BT[chosen, : max(lengths[row] for row in chosen)])
+    assert part.to(torch.device("meta")).length_B.device.type == "cpu"

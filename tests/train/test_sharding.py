@@ -42,7 +42,7 @@ def step(model: Model) -> tuple[Optimizer, float]:
     """An optimizer after one step, and the norm of the gradient before clipping."""
     optimizer = Optimizer({model.reader: 1e-2, model.embedder: 1e-2}, CONFIG)
     loss_of(model).backward()
-    norm = optimizer.clip()
+    norm = optimizer.clip().item()
     optimizer.step(0)
     return optimizer, norm
 
