@@ -28,7 +28,7 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.watchdog import in_words
 
 MOST_KILLS = 3
-"""The build fails if the processes of one device were killed so often, because then each further process may be killed too."""
+"""The build fails if the processes of one device were killed this many times: the next one would probably be killed too."""
 
 
 class Share(NamedTuple):
@@ -87,7 +87,7 @@ def embed_on_devices(
                 place, worker = workers[pipe]
                 try:
                     said = pipe.recv()
-                except EOFError:
+                except (EOFError, OSError):  # the worker ended, perhaps in the middle of a message
                     worker.join()
                     code = worker.exitcode or 0
                     kills[place] += code < 0

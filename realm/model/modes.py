@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from realm import distributed
 from realm.model.cpu.packed import undivided
+from realm.tokens.layouts import Tokens
 
 
 @runtime_checkable
@@ -65,11 +66,18 @@ def chunks(rows_n: Tensor, size: int, sharded: bool) -> list[tuple[Tensor, Tenso
 
 def recomputed(function: Callable[..., Tensor], *inputs: Any) -> Tensor:
     """`function(*inputs)`, with intermediate results that are recomputed in the backward pass, from the same random draws."""
+    # Torch saves the random states of the devices that it finds among the arguments, and does not look into `Tokens`.
+    shown = [one.ids_BT if isinstance(one, Tokens) else one for one in inputs]
     # An early stop would leave a layer before the hook that ends its forward pass; sharded weights need this hook.
     with set_checkpoint_early_stop(False):
         return cast(
             Tensor,
-            checkpoint(function, *inputs, use_reentrant=False, context_fn=lambda: (undivided(), undivided())),
+            checkpoint(
+                lambda *_: function(*inputs),
+                *shown,
+                use_reentrant=False,
+                context_fn=lambda: (undivided(), undivided()),
+            ),
         )
 
 

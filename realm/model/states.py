@@ -50,7 +50,7 @@ def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> 
 def jagged_states(bert: Bert, tokens: Tokens, place_N: Tensor) -> Tensor:
     """States of all tokens -> [N, H]; `place_N` has their places among the padded rows.
 
-    Nothing waits for the device: all sizes are known on the CPU.
+    All sizes are known on the CPU, so no result of the device is needed to start the work.
     """
     _quiet()
     device, length_B = place_N.device, tokens.length_B

@@ -72,7 +72,8 @@ class Rest(NamedTuple):
 class PassageIndex(Protocol):
     """Search over the vectors of all passages: in this process (`MipsIndex`), or divided over ranks (`realm.search.shards`).
 
-    For answers the search can also be approximate (`realm.search.approximate`) or in a database (`realm.search.postgres`)."""
+    For answers the search can also be approximate (`realm.search.approximate`), on a Ray cluster (`realm.search.ray_index`) or
+    in a database (`realm.search.postgres`)."""
 
     def __len__(self) -> int: ...
 

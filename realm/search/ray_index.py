@@ -3,7 +3,9 @@
 An actor on each machine holds the vectors of a range of passages (its part of the index), which it reads from a file. Each part
 is searched for all queries, and the hits are merged. The results are the same as with one `MipsIndex` of all passages.
 
-If an actor or its machine dies, Ray starts the actor again, if necessary on another machine, and repeats its calls.
+If an actor or its machine dies, Ray starts the actor again, if necessary on another machine, and repeats its calls. The actor
+reads its file again. If there is a newer version of the index by then, the file may be gone, and searches fail; a server then
+loads the newer version.
 
 Axis letters: B queries, K hits per query, D embedding, n some passages.
 """
@@ -23,7 +25,7 @@ from realm.ray_actors import connect
 from realm.search.exact import Hits, MipsIndex, SearchOnly, merge_hits
 
 MOST_SECONDS = 120
-"""Most seconds that a call takes, including the time to start an actor again."""
+"""Most seconds that a search takes, including the time to start an actor again."""
 
 
 class RayIndex(SearchOnly):
@@ -52,7 +54,7 @@ class RayIndex(SearchOnly):
             ).remote(str(file.absolute()), int(first), int(stop))
             for node, (first, stop) in zip(nodes, pairwise(self._bounds), strict=True)
         ]
-        self._all("size")
+        self._each("size", [()] * len(nodes), seconds=None)
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -63,7 +65,7 @@ class RayIndex(SearchOnly):
 
     def prepare(self) -> None:
         """As `MipsIndex.prepare`, for all parts."""
-        self._all("prepare")
+        self._each("prepare", [()] * len(self._parts), seconds=None)
 
     def rows(self, numbers: Sequence[int] | np.ndarray | Tensor) -> Tensor:
         """As `MipsIndex.rows`."""
@@ -94,17 +96,19 @@ class RayIndex(SearchOnly):
         """The results of a method of each part, with the same arguments."""
         return self._each(method, [arguments] * len(self._parts))
 
-    def _each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _each(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], seconds: float | None = MOST_SECONDS
+    ) -> list[Any]:
         """The results of a method of each part, in the order of the parts.
 
         Raises:
-            RealmError: a part failed, or did not answer within `MOST_SECONDS`.
+            RealmError: a part failed, or did not answer within `seconds`.
         """
         try:
             calls = [
                 getattr(part, method).remote(*own) for part, own in zip(self._parts, arguments, strict=True)
             ]
-            found: list[Any] = self._ray.get(calls, timeout=MOST_SECONDS)
+            found: list[Any] = self._ray.get(calls, timeout=seconds)
         except self._ray.exceptions.RayError as error:
             raise RealmError(f"a part of the index on the Ray cluster failed: {first_line(error)}") from error
         # Ray's arrays cannot be written to, and torch warns about such arrays.

@@ -35,6 +35,11 @@ PlacedAnnotations = Iterator[tuple[Annotations, Place]]
 AnnotateGroups = Callable[[Iterator[Group]], PlacedAnnotations]
 
 
+MOST_KILLS = 3
+"""Number of processes that may be killed while they annotate the same group."""
+ADVICE = "if memory is short, use fewer processes"
+
+
 def annotate_in_processes(
     prepare: Callable[[], AnnotateGroups], groups: Iterator[Group], processes: int, fresh: bool
 ) -> PlacedAnnotations:
@@ -50,7 +55,7 @@ def annotate_in_processes(
     If a process is killed, for example because memory is short, the other processes do its work.
 
     Raises:
-        ChildProcessError: all worker processes were killed.
+        ChildProcessError: all worker processes were killed, or `MOST_KILLS` of them during the same group.
     """
     workers = _start(prepare, processes, fresh)
     idle: SimpleQueue[Connection | None] = SimpleQueue()
@@ -59,22 +64,29 @@ def annotate_in_processes(
     killed: list[Connection] = []
 
     def found(group: Group) -> list[tuple[Annotations, Place]]:
-        while (connection := idle.get()) is not None:
+        for _ in range(MOST_KILLS):
+            connection = idle.get()
+            if connection is None:
+                idle.put(None)  # for the threads of other groups
+                raise ChildProcessError(f"all processes of the tagger were killed: {ADVICE}")
+            is_alive = True
             try:
                 connection.send(group)
                 annotations: list[tuple[Annotations, Place]] | Exception = connection.recv()
             except (EOFError, OSError):
-                killed.append(connection)  # another process annotates the group
+                is_alive = False  # another process annotates the group
+                killed.append(connection)
                 if len(killed) == processes:
                     idle.put(None)
                 continue
-            idle.put(connection)
+            finally:
+                if is_alive:
+                    idle.put(connection)
             if isinstance(annotations, Exception):
                 raise annotations
             return annotations
-        idle.put(None)  # for the threads of other groups
         raise ChildProcessError(
-            "all processes of the tagger were killed: if memory is short, use fewer processes"
+            f"{MOST_KILLS} processes of the tagger were killed by the same text: {ADVICE}"
         )
 
     broken: list[Exception] = []
@@ -142,7 +154,10 @@ def _work(prepare: Callable[[], AnnotateGroups], connection: Connection, parent:
         try:
             connection.send(list(annotate(iter([group]))))
         except Exception as error:
-            connection.send(error)
+            try:
+                connection.send(error)
+            except Exception:  # some exceptions cannot be pickled
+                connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
 def _end_with(parent: int) -> None:

@@ -265,6 +265,7 @@ def train(
                 best.search_in(version)
                 run.state["index"] = refresher.state_dict(version)
             if run.step % config.dev_every == 0 or run.step == config.steps:
+                run.check_finite()
                 best.evaluate()
         best.restore()
         if moves:

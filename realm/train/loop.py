@@ -191,11 +191,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         norm = self.optimizer.clip()
         self._means.add(self.step, {"loss": loss, **metrics, "gradient_norm": norm})
         if self.device.type == "cpu":
-            self._read_numbers()
+            self.check_finite()
         self.optimizer.step(self.step)
         self.step += 1
         if self.step % self.config.log_every == 0 or self.step == self.config.steps:
-            self._read_numbers()
+            self.check_finite()
             self.log(self._means.take())
             shown = {name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown}
             self._bar.set_postfix(shown, refresh=False)  # the next update of the bar shows the numbers
@@ -375,7 +375,14 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             self._metrics.close()
 
-    def _read_numbers(self) -> None:
+    def check_finite(self) -> None:
+        """Reads the losses and gradients of the steps so far. All ranks call this together.
+
+        `update` checks them on a GPU only when a line of metrics is written, so a stage calls this before it uses the weights.
+
+        Raises:
+            DivergedError: one of them is not finite.
+        """
         for step, numbers in self._means.read():
             for what, value in (("loss", numbers["loss"]), ("gradient", numbers["gradient_norm"])):
                 if not math.isfinite(value):
@@ -395,7 +402,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             WriteFailed: the checkpoint cannot be written; earlier checkpoints stay.
         """
         self._checkpointed = time.monotonic()
-        self._read_numbers()
+        self.check_finite()
         values = gathered(
             {
                 "parts": [part.state_dict() for part in self._parts],

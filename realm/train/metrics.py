@@ -38,7 +38,10 @@ class StepMeans:
         self._unread.append((step, kept))
 
     def read(self) -> list[tuple[int, dict[str, float]]]:
-        """Reads the numbers that were added since the last call, as means over the ranks -> for each step, its numbers."""
+        """Reads the numbers that were added since the last call, as means over the ranks -> for each step, its numbers.
+
+        All ranks call this together, after they have added numbers with the same names.
+        """
         given = [value for _, numbers in self._unread for value in numbers.values()]
         scalars = [value.float() for value in given if isinstance(value, Tensor)]
         # One transfer for all numbers.

@@ -223,6 +223,8 @@ def train(
             loss = distributed.loss_weight(batch.mask_BM.sum()) * (loss + reader_loss) + config.ict * ict_loss
             seen = describe(score_BK, logp_BKM, batch) | {"ict_loss": ict_loss}
             run.update(loss, seen | refresher.metrics(version, step))
+            if config.refresh.every and run.step % config.refresh.every == 0:
+                run.check_finite()  # before these weights become an index
             if watch.reader_ready:
                 refresher.request(model, run.step)  # starts a build if one is due
             # `poll` waits only for a build whose index must be used now (refresh.lag).

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from realm.model import modes
 from realm.model.device import autocast
 from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
 from realm.model.masked_reader import MaskedReader
@@ -132,3 +133,21 @@ def test_a_batch_whose_activations_are_made_again_keeps_few_of_them(
         kept_bytes.append(sum(size for place, size in saved.items() if place not in weights))
         vectors.sum().backward()
     assert kept_bytes[1] < kept_bytes[0] / 10
+
+
+def test_torch_sees_the_device_of_what_is_made_again(
+    reader: MaskedReader, tokenizer: Tokenizer, monkeypatch
+) -> None:
+    """It saves the random states of the devices of the tensors among the arguments: else dropout would differ on a GPU."""
+    seen = []
+
+    def checkpoint(function, *inputs, **_):
+        seen.append(inputs)
+        return function(*inputs)
+
+    monkeypatch.setattr(modes, "checkpoint", checkpoint)
+    joint, *_ = masked_batch(tokenizer, queries=1, candidates=2)
+    embedder = embedder_from(reader, EmbedderConfig(dim=5, pooling="mean"))
+    cache_rows(embedder, 1)
+    embedder.query(joint)
+    assert len(seen) == 2 and all(any(isinstance(one, torch.Tensor) for one in inputs) for inputs in seen)

@@ -19,6 +19,7 @@ from realm.text import salient_spans
 from realm.text.corpus import Annotations, PassagesConfig, Span
 from realm.text.dates import find_dates
 from realm.text.salient_spans import Tagger, load_tagger
+from realm.text.tagger_processes import Place, annotate_in_processes
 
 DATED = {
     "born 26 July 1928.": ["26 July 1928"],
@@ -272,6 +273,37 @@ def test_the_other_processes_do_the_work_of_one_that_is_killed(tagger) -> None:
     found = list(itertools.islice(annotations, 3))
     multiprocessing.active_children()[0].kill()
     assert found + list(annotations) == list(tagger({"Ada": "PERSON"}).annotate(texts))
+
+
+class Strange(Exception):
+    """An exception that can be pickled, but not read again."""
+
+    def __init__(self, one: int, other: int):
+        super().__init__(f"strange {one} {other}")
+
+
+@pytest.mark.parametrize("error", [Strange(1, 2), OSError(lambda: None)])
+def test_an_exception_that_cannot_be_sent_ends_the_work(error) -> None:
+    def annotate(groups):
+        raise error
+        yield
+
+    def groups():
+        while True:
+            yield [("Ada.", Place(0, True))]
+
+    with pytest.raises((TypeError, RuntimeError)):
+        list(annotate_in_processes(lambda: annotate, groups(), 2, fresh=False))
+    assert not multiprocessing.active_children()
+
+
+def test_a_text_that_kills_its_processes_does_not_kill_all_of_them() -> None:
+    def annotate(groups):
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield
+
+    with pytest.raises(ChildProcessError, match="3 processes of the tagger were killed by the same text"):
+        list(annotate_in_processes(lambda: annotate, iter([[("Ada.", Place(0, True))]]), 4, fresh=False))
 
 
 def test_it_is_an_error_if_all_processes_are_killed(tagger) -> None:
