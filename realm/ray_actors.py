@@ -39,7 +39,7 @@ TRIES = 3
 """The work ends with an error if this number of actors die during the same item, or one after another at their start."""
 
 
-def move_ray_messages() -> None:
+def _move_messages() -> None:
     """Moves messages of Ray from standard output to standard error, so that the output of a command can be parsed.
 
     Ray prints such a message when a process of the cluster was killed, and has no setting for the place. Called before Ray is
@@ -296,6 +296,7 @@ def connect(address: str) -> Any:
     """
     # Ray sends usage statistics to its makers only if the user has set this variable.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    _move_messages()
     try:
         import ray
     except ModuleNotFoundError as error:

@@ -31,7 +31,6 @@ from realm.cli import (
 from realm.cli.arguments import Parser
 from realm.environment import set_torch_environment
 from realm.errors import AlreadyDone, InputError, RealmError, way_out
-from realm.ray_actors import move_ray_messages
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
 """Numbers of system errors that are printed with a traceback. Such errors are defects of this program, because commands
@@ -93,8 +92,6 @@ def run(argv: Sequence[str] | None) -> None:
         args = _parser().parse_args(argv)
     except SystemExit:  # raised by --help and --version; wrong arguments raise InputError
         return
-    if getattr(args, "engine", None) == "ray":
-        move_ray_messages()
     args.run(args)
 
 

@@ -27,7 +27,7 @@ CANDIDATES_SECONDS, RETRIEVED_SECONDS = 2e-3, 5e-5
 """Core seconds that Python needs to choose the candidates of a query, and to search a retrieved passage for an answer
 (docs/scaling.md)."""
 FORWARD_SPEED = 1.2
-"""FLOP per second of an index build, which computes no gradient, divided by those of a training step (docs/scaling.md)."""
+"""An index build computes no gradient, and makes this many times the FLOP per second of a training step (docs/scaling.md)."""
 EMBEDDED_SECONDS = 1e-5
 """Core seconds that Python needs to pack a passage in an index build, where many passages are packed together
 (docs/scaling.md)."""

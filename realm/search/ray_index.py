@@ -119,9 +119,8 @@ class _Part:
     """The class of the actors. Passages have the numbers that they have in the whole index."""
 
     def __init__(self, file: str, first: int, stop: int):
-        torch.set_num_threads(
-            len(os.sched_getaffinity(0))
-        )  # Ray has set the number of cores that the actor reserves
+        # Ray has set the number of cores that the actor reserves.
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
         self._first = first
         self._index = MipsIndex(np.array(np.load(file, mmap_mode="r")[first:stop]))
 

@@ -162,7 +162,12 @@ def mapped_file(folder: Path, ids_N: np.ndarray) -> Path:
     found = mapped(folder, ids_N)
     if found is None or len(found.missing):
         raise InputError(f"{folder} has no vectors of these passages: run `realm index`")
-    return Path(found.array.filename)  # type: ignore[attr-defined]
+    return _mapped_name(folder, found.version, ids_N)
+
+
+def _mapped_name(folder: Path, version: int, ids_N: np.ndarray) -> Path:
+    ids = hashlib.sha256(ids_N.tobytes()).hexdigest()[:16]
+    return folder / f"{MAPPED}-{version}-{ids}.npy"
 
 
 def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
@@ -175,8 +180,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
         return None
     table = open_table(folder / TABLE)
     info = _info(table, folder)
-    ids = hashlib.sha256(ids_N.tobytes()).hexdigest()[:16]
-    file = folder / f"{MAPPED}-{table.version}-{ids}.npy"
+    file = _mapped_name(folder, int(table.version), ids_N)
     missing, left_over = np.zeros(0, dtype=np.int64), 0
     if not file.exists():
         aside = folder / f".{file.name}.{os.getpid()}"

@@ -1,6 +1,6 @@
 """Computes the layers of a BERT on a CPU without padding: the tokens of all rows are in one array.
 
-The weights are those of a `Bert`, and the results are the same as those of `Bert.forward`.
+It uses the weights of a `Bert`, and computes the same states as `Bert.forward`.
 If there are enough rows, each thread computes all layers of its own rows, forward and backward: if threads shared each matrix
 product, they would wait for each other after every product.
 
