@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -11,6 +12,10 @@ from realm import cli
 from realm.documents import reading
 from realm.documents.file_records import records_of
 from realm.documents.formats.records import Limits
+from realm.documents.wikipedia import dumps
+from realm.store import ingest
+from realm.store.knowledge_base import KnowledgeBase
+from tests.documents.writers import page, write_dump
 from tests.towns import write_corpus, write_encoder
 
 
@@ -37,6 +42,23 @@ def write_documents(path: Path, **texts: str) -> str:
         "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in texts.items())
     )
     return str(path)
+
+
+def test_an_interrupted_build_from_a_dump_continues_without_parsing_its_pages_again(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages = [page(f"Town {number}", f"The town {number} is old.") for number in range(20)]
+    source = str(write_dump(tmp_path / "wiki.xml", pages))
+    build = ["kb", "build", source, "--tokenizer", tokenizer, "--tagger", "rules", "--out"]
+    assert cli.main([*build, str(tmp_path / "other")]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(ingest, "write_merged", MagicMock(side_effect=KeyboardInterrupt))
+        assert cli.main([*build, str(tmp_path / "kb")]) == 130
+    assert (tmp_path / "kb.building" / ingest.PARSED).exists()
+    monkeypatch.setattr(dumps, "_start", None)
+    assert cli.main([*build, str(tmp_path / "kb")]) == 0
+    assert list(KnowledgeBase.open(tmp_path / "kb")) == list(KnowledgeBase.open(tmp_path / "other"))
+    assert not (tmp_path / "kb" / ingest.PARSED).exists()
 
 
 def test_a_knowledge_base_is_built_and_kept_from_the_command_line(

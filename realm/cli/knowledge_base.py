@@ -164,6 +164,7 @@ def _build(args: argparse.Namespace) -> None:
     from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
     from realm.documents.remote import public_address
+    from realm.store.ingest import PARSED, unfinished_folder
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer
@@ -180,7 +181,14 @@ def _build(args: argparse.Namespace) -> None:
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     limit = config.max_document_chars
     engine = engine_of(args)
-    documents = read_documents(args.sources, limit, reading, headings=config.reads_headings, engine=engine)
+    documents = read_documents(
+        args.sources,
+        limit,
+        reading,
+        headings=config.reads_headings,
+        engine=engine,
+        kept=unfinished_folder(Path(args.out)) / PARSED,
+    )
     if config.near_duplicates:
         documents = without_near_duplicates(documents, config.near_duplicates, reading)
     if args.vocab_size is None:

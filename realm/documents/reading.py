@@ -123,6 +123,7 @@ def read_documents(
     headings: bool = False,
     taken: Collection[str] = (),
     engine: EngineConfig | None = None,
+    kept: Path | None = None,
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
@@ -133,7 +134,8 @@ def read_documents(
     Files in the folder `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
-    cluster read the files; the documents and the report are the same.
+    cluster read the files; the documents and the report are the same. The database `kept`, which is made if it does not exist,
+    keeps the parsed pages of dumps, and known pages are not parsed again. A cluster does not use this database.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
@@ -149,7 +151,7 @@ def read_documents(
     limits = Limits(max_document_chars, headings)
     if engine is not None and engine.engine == "ray":
         return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
-    return _documents(records_of(found, limits), limits, report, taken)
+    return _documents(records_of(found, limits._replace(kept=kept)), limits, report, taken)
 
 
 def documents_of(

@@ -41,6 +41,7 @@ from realm.store.ingest import (
     interrupted,
     put_in_place,
     rows_of,
+    unfinished_folder,
 )
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.schema import Row, row_batches
@@ -147,7 +148,7 @@ def import_blocks(
             return kb
     check_target(target, replace=False)
     settings = Settings(config, tokenizer.fingerprint)
-    work = target.with_name(f"{target.name}.building")
+    work = unfinished_folder(target)
     table = interrupted(work, settings)
     read = how_far(table)
     stream = after(read, _documents(records), work)

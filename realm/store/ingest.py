@@ -54,6 +54,8 @@ from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
+PARSED = "parsed.sqlite"
+"""File in the folder of an unfinished build, with the parsed pages of dumps (`realm.documents`)."""
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
 
@@ -114,7 +116,7 @@ def build(
     target = Path(folder)
     restore(target)
     check_target(target, replace)
-    work = target.with_name(f"{target.name}.building")
+    work = unfinished_folder(target)
     named = dataclasses.replace(config, tagger=tagger.name, tokenizer=tokenizer.name)
     settings = Settings(named, tokenizer.fingerprint)
     table = interrupted(work, settings)
@@ -148,8 +150,14 @@ def build(
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
     merged = originals(table, again)
     write_merged(work, {document: again[document] for document in merged})
+    (work / PARSED).unlink(missing_ok=True)
     put_in_place(work, target)
     return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty, merged)
+
+
+def unfinished_folder(target: Path) -> Path:
+    """The folder in which the knowledge base `target` is built."""
+    return target.with_name(f"{target.name}.building")
 
 
 @contextmanager
@@ -241,7 +249,10 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     if not work.exists():
         return None
     strange = [
-        path.name for path in work.iterdir() if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED, LOCK)
+        path.name
+        for path in work.iterdir()
+        if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED, LOCK)
+        and not path.name.startswith(PARSED)  # SQLite adds endings
     ]
     if strange:
         raise InputError(

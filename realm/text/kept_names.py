@@ -1,9 +1,7 @@
 """Keeps what a tagger found in each text, so that a later build tags only new and changed texts.
 
-The annotations are in the SQLite database `names.sqlite` in the user's cache folder. A key is a hash of the tagger, its rules
-and the text, and a value has only positions and labels, so the database contains no text. Several processes can use the
-database at the same time. After a kill, the database has all complete transactions. If the database cannot be used, all texts
-are tagged.
+The annotations are in the SQLite database `names.sqlite` in the user's cache folder (`realm.kept_values`). A key is a hash of
+the tagger, its rules and the text, and a value has only positions and labels, so the database contains no text.
 """
 
 from __future__ import annotations
@@ -12,14 +10,13 @@ import hashlib
 import json
 import logging
 import os
-import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from realm.errors import first_line
+from realm.kept_values import KeptValues
 from realm.text.corpus import Annotations, Span
 
 if TYPE_CHECKING:
@@ -28,10 +25,6 @@ if TYPE_CHECKING:
 DATABASE = "names.sqlite"
 WINDOW, WINDOW_CHARS = 20_000, 16_000_000
 """Approximate limits of texts and of characters that are looked up together. The tagger starts its processes once for these."""
-AT_ONCE = 256
-"""Number of texts whose annotations are written in one transaction."""
-WAIT = 30.0
-"""Most seconds for which a process waits until another process has written."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,11 +55,16 @@ class KeepingTagger:
         texts = iter(texts)
         number = known = 0
         end: Exception | None = None
-        with closing(_Database(self._folder / DATABASE)) as database:
+        kept = KeptValues(self._folder / DATABASE, "names", "all texts are tagged")
+        with closing(kept):
             while end is None:
                 window, end = _window(texts)
                 keys = [self._key(text) for text in window]
-                found = list(map(database.find, keys, map(len, window)))
+                values = map(kept.find, keys)
+                found = [
+                    None if value is None else _decoded(value, len(text))
+                    for value, text in zip(values, window, strict=True)
+                ]
                 new = self._tagger.annotate(
                     text for text, one in zip(window, found, strict=True) if one is None
                 )
@@ -74,7 +72,7 @@ class KeepingTagger:
                 for key, one in zip(keys, found, strict=True):
                     if one is None:
                         one = next(new)
-                        database.keep(key, one)
+                        kept.keep(key, _encoded(one))
                     yield one
         if known:
             _log.info(
@@ -99,64 +97,6 @@ def _window(texts: Iterator[str]) -> tuple[list[str], Exception | None]:
         window.append(text)
         characters += len(text)
     return window, None
-
-
-class _Database:
-    """The database on disk. After an error it is no longer used: no text is known, and nothing is kept."""
-
-    def __init__(self, file: Path):
-        self._file = file
-        self._database: sqlite3.Connection | None = None
-        self._waiting: list[tuple[bytes, bytes]] = []
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            # One thread at a time uses the connection, but a generator can be continued by another thread.
-            self._database = sqlite3.connect(
-                file, timeout=WAIT, isolation_level=None, check_same_thread=False
-            )
-            self._database.execute(
-                "CREATE TABLE IF NOT EXISTS names (key BLOB PRIMARY KEY, annotations BLOB) WITHOUT ROWID"
-            )
-        except (OSError, sqlite3.Error) as error:
-            self._give_up(error)
-
-    def find(self, key: bytes, length: int) -> Annotations | None:
-        """The annotations of a text of `length` characters; None if they are not known, or damaged."""
-        if self._database is None:
-            return None
-        try:
-            row = self._database.execute("SELECT annotations FROM names WHERE key = ?", (key,)).fetchone()
-        except sqlite3.Error as error:
-            self._give_up(error)
-            return None
-        return row and _decoded(row[0], length)
-
-    def keep(self, key: bytes, found: Annotations) -> None:
-        self._waiting.append((key, _encoded(found)))
-        if len(self._waiting) >= AT_ONCE:
-            self._write()
-
-    def close(self) -> None:
-        self._write()
-        if self._database is not None:
-            self._database.close()
-
-    def _write(self) -> None:
-        rows, self._waiting = self._waiting, []
-        if self._database is None or not rows:
-            return
-        try:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.executemany("INSERT OR REPLACE INTO names VALUES (?, ?)", rows)
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        _log.warning("%s cannot be used, so all texts are tagged: %s", self._file, first_line(error))
-        if self._database is not None:
-            self._database.close()
-            self._database = None
 
 
 def _encoded(found: Annotations) -> bytes:

@@ -17,7 +17,7 @@ from realm.files import read_json, write_json
 from realm.folders import remove
 from realm.model.folder import Model
 from realm.progress import progress
-from realm.store.ingest import TABLE, DocumentsChanged, build
+from realm.store.ingest import TABLE, DocumentsChanged, build, unfinished_folder
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import newest_version
@@ -109,7 +109,7 @@ class Sync:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
         except DocumentsChanged:
             _log.info("the documents have changed since the interruption: the build starts over")
-            remove(self.kb_folder.with_name(f"{KB}.building"))
+            remove(unfinished_folder(self.kb_folder))
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
         self._keep(read)
         _log.info(

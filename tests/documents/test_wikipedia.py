@@ -4,16 +4,21 @@ import bz2
 import csv
 import gzip
 import json
+import sqlite3
 import subprocess
 import time
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from random import Random
+from typing import Any
 from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm import kept_values
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps, multistream
@@ -38,7 +43,7 @@ def test_words_links_and_signs_of_a_sentence_are_what_a_reader_sees() -> None:
     markup = (
         "'''Arden''' ({{IPA|x}}; {{lang|fr|Ardenne}}) is an ''old'' [[town]] on the [[ouse (river)#Bed|Ouse]],"
         " {{nowrap|in the [[North]]}} &ndash; see [http://a.b its page].<ref name=x>No</ref> <!-- no -->"
-        "<math>x</math> {{formatnum:5000}} people {{as of|2010}}.[[de:Arden]][[Category:Towns]]"
+        "<math>x</math> {{formatnum:5000}} people{{formatnum:{{data|Arden}}}} {{as of|2010}}.[[de:Arden]][[Category:Towns]]"
     )
     found = read_wikitext(markup)
     assert found.text == (
@@ -218,6 +223,47 @@ def test_a_page_that_takes_too_long_is_not_parsed_again(tmp_path: Path, monkeypa
     pages = [page("Tags", "<b " * 20_000), page("Arden", TOWNS["Arden"])]
     texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
     assert (list(texts), reasons, len(starts)) == (["Arden"], {"too long": 1}, 2)
+
+
+def articles(path: Path, kept: Path) -> list[Record]:
+    return [one for one in dumps.dump(path, Limits(kept=kept)) if isinstance(one, Record)]
+
+
+def test_pages_that_were_parsed_before_a_kill_are_not_parsed_again(tmp_path: Path, monkeypatch) -> None:
+    pages = [page(f"Page {n}", f"Number {n} is [[here]]. " * n) for n in range(1, 80)]
+    path, kept = write_dump(tmp_path / "wiki.xml", pages), tmp_path / "build" / "parsed.sqlite"
+    monkeypatch.setattr(kept_values, "AT_ONCE", 4)
+    with closing(dumps.dump(path, Limits(kept=kept))) as killed:
+        first = list(islice(killed, 41))
+    parse, parsed = dumps._Workers._parsed, []
+
+    def counted(workers: Any, page: dumps.Page, dropped: list[str]) -> bytes:
+        parsed.append(page.title)
+        return parse(workers, page, dropped)
+
+    monkeypatch.setattr(dumps._Workers, "_parsed", counted)
+    found = articles(path, kept)
+    assert found == list(dumps.dump(path, Limits())) and found[:41] == first
+    assert not set(parsed[:-79]) & {one.title for one in first}
+    parsed.clear()
+    pages[5] = page("Page 6", "Another text.")
+    assert articles(write_dump(path, pages), kept)[5].text == "Another text."
+    assert parsed == ["Page 6"]
+
+
+def test_what_cannot_be_parsed_is_kept_too_and_damaged_values_are_parsed_again(
+    tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(dumps, "MOST_SECONDS", 1)
+    path = write_dump(tmp_path / "wiki.xml", [page("Tags", "<b " * 20_000), page("Arden", TOWNS["Arden"])])
+    limits = Limits(kept=tmp_path / "parsed.sqlite")
+    found = list(map(str, dumps.dump(path, limits)))
+    with monkeypatch.context() as patch:
+        patch.setattr(dumps, "_start", None)
+        assert list(map(str, dumps.dump(path, limits))) == found
+    with closing(sqlite3.connect(tmp_path / "parsed.sqlite")) as database, database:
+        database.execute("UPDATE pages SET value = substr(value, 1, 9)")
+    assert list(map(str, dumps.dump(path, limits))) == found
 
 
 def test_a_page_of_100_megabytes_is_not_kept_in_memory(tmp_path: Path) -> None:
@@ -411,6 +457,16 @@ def test_dprs_table_gives_its_passages(tmp_path: Path) -> None:
         csv.writer(file, delimiter="\t").writerows([("id", "text", "title"), *rows])
     documents = list(read_documents([str(tmp_path / "psgs_w100.tsv.gz")]))
     assert [(one.id, one.text, one.title) for one in documents] == rows
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_csv_is_read_with_the_separator_of_its_heading_line(separator: str, tmp_path: Path) -> None:
+    rows = [("A, b", 'One; "two",\tthree.\nFour.', "2020", ""), ("Ö", "Words.", "", "x;y")]
+    with (tmp_path / "notes.csv").open("w", encoding="utf-8-sig", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows([("title", "text", "year", "a;b"), *rows])
+    documents = list(read_documents([str(tmp_path / "notes.csv")]))
+    assert [(one.title, one.text) for one in documents] == [row[:2] for row in rows]
+    assert [dict(one.fields) for one in documents] == [{"year": 2020}, {"a_b": "x;y"}]
 
 
 def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:

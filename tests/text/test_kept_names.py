@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import spacy
 
+from realm import kept_values
 from realm.text import kept_names
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import DATABASE, KeepingTagger, cache_folder
@@ -50,10 +51,11 @@ def test_a_text_is_tagged_once_and_a_changed_text_again(tmp_path: Path) -> None:
     assert (first.asked, second.asked) == (TEXTS, ["other text", "new text"])
 
 
-@pytest.mark.parametrize("limits", [{"WINDOW": 3, "AT_ONCE": 2}, {"WINDOW_CHARS": 30, "AT_ONCE": 50}])
+@pytest.mark.parametrize("limits", [{"WINDOW": 3}, {"WINDOW_CHARS": 30}])
 def test_known_and_new_texts_stay_in_their_order(limits: dict[str, int], tmp_path: Path, monkeypatch) -> None:
     for name, value in limits.items():
         monkeypatch.setattr(kept_names, name, value)
+    monkeypatch.setattr(kept_values, "AT_ONCE", 2)
     draw = random.Random(1)
     for _ in range(10):
         texts = draw.choices([*TEXTS, "", "é — 東京"], k=draw.randint(0, 30))
@@ -102,12 +104,12 @@ def test_texts_before_an_error_are_tagged_and_kept(tmp_path: Path) -> None:
 
 
 def tag(folder: Path, texts: list[str], at_once: int) -> None:
-    kept_names.AT_ONCE = at_once
+    kept_values.AT_ONCE = at_once
     assert list(KeepingTagger(Model(), "1", folder).annotate(texts)) == list(map(answer, texts))
 
 
 def tag_without_end(folder: Path) -> None:
-    kept_names.AT_ONCE = 1
+    kept_values.AT_ONCE = 1
     for _ in KeepingTagger(Model(), "1", folder).annotate(f"text {number}" for number in itertools.count()):
         pass
 
@@ -159,18 +161,18 @@ def garbage(file: Path) -> None:
 
 def damaged_values(file: Path) -> None:
     with sqlite3.connect(file) as database:
-        database.execute("UPDATE names SET annotations = substr(annotations, 1, 9)")
+        database.execute("UPDATE names SET value = substr(value, 1, 9)")
 
 
 def values_of_longer_texts(file: Path) -> None:
     with sqlite3.connect(file) as database:
         data = zlib.compress(b'[[[0,3]],[[2,900,"PERSON"]]]')
-        database.execute("UPDATE names SET annotations = ?", [data])
+        database.execute("UPDATE names SET value = ?", [data])
 
 
 def nested_values(file: Path) -> None:
     with sqlite3.connect(file) as database:
-        database.execute("UPDATE names SET annotations = ?", [zlib.compress(b"[" * 100_000)])
+        database.execute("UPDATE names SET value = ?", [zlib.compress(b"[" * 100_000)])
 
 
 def cut_short(file: Path) -> None:
@@ -193,6 +195,15 @@ def test_a_damaged_database_costs_only_time(damage, tmp_path: Path, caplog) -> N
         assert list(KeepingTagger(again, "1", tmp_path).annotate(TEXTS)) == list(map(answer, TEXTS))
     assert again.asked == TEXTS
     assert len(caplog.messages) <= 1
+
+
+def test_a_database_of_an_earlier_version_is_used(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / DATABASE) as database:
+        database.execute("CREATE TABLE names (key BLOB PRIMARY KEY, annotations BLOB) WITHOUT ROWID")
+    tag(tmp_path, TEXTS, 7)
+    again = Model()
+    assert list(KeepingTagger(again, "1", tmp_path).annotate(TEXTS)) == list(map(answer, TEXTS))
+    assert again.asked == []
 
 
 def test_the_folder_is_that_of_the_user_unless_a_variable_names_another(monkeypatch) -> None:

@@ -4,8 +4,11 @@ Redirects, disambiguation pages, pages outside the main namespace and, as in ORQ
 dump is read twice: the first time only for its redirects, so that a link to a redirect becomes a link to the page behind it.
 A page that takes too much time or memory ends the process that parses the page, and is left out. If the process was killed for
 another reason, another process parses the page. The memory for reading a dump does not depend on its length.
+
+With `Limits.kept`, what was parsed is kept on disk until the end of the build, because parsing takes much longer than reading.
 """
 
+import hashlib
 import io
 import json
 import math
@@ -15,10 +18,13 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -31,6 +37,7 @@ from realm.documents.formats.records import Limits, Reason, Record, Unreadable, 
 from realm.documents.wikipedia.multistream import DumpPart, opened_part
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
+from realm.kept_values import KeptValues
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.text.corpus import Link
@@ -58,7 +65,7 @@ def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
     need("mwparserfromhell", path)
-    with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores()) as workers:
+    with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores(), limits.kept) as workers:
         # Damage is reported when the dump is read again.
         with opened(path) as first, suppress(Unreadable, OSError, EOFError):
             found = _redirects(path, first)
@@ -93,7 +100,7 @@ def _articles(
     path: Path, file: io.BufferedReader, limits: Limits, workers: "_Workers"
 ) -> Iterator[Record | Unreadable]:
     ended: Unreadable | None = None
-    pending: deque[Future[Record | Unreadable]] = deque()
+    pending: deque[Callable[[], Record | Unreadable]] = deque()
     pages = _pages(path, file, target := _Target(limits))
     while ended is None:
         try:
@@ -104,9 +111,9 @@ def _articles(
             break
         pending.append(workers.submit(f"{path}: {page.title}", page, target.dropped))
         if len(pending) > 8 * workers.count:
-            yield pending.popleft().result()
-    for one in pending:
-        yield one.result()
+            yield pending.popleft()()
+    for result in pending:
+        yield result()
     if ended is not None:
         raise ended
 
@@ -226,41 +233,51 @@ def _why_not(where: str, page: Page) -> Unreadable | None:
 
 
 class _Workers(AbstractContextManager["_Workers"]):
-    """Processes that parse markup, and for each process a thread that waits for its results."""
+    """Processes that parse markup, and for each process a thread that waits for its results.
 
-    def __init__(self, count: int):
+    Results are kept in the database `kept`, if one is given, and a page whose result is known is not parsed.
+    """
+
+    def __init__(self, count: int, kept: Path | None = None):
         self.count = count
+        self._kept = None if kept is None else KeptValues(kept, "pages", "all pages are parsed")
         self._threads = ThreadPoolExecutor(self.count, "wikitext")
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
         for _ in range(self.count):
             self._idle.put(None)  # a process starts with its first page
 
-    def submit(self, where: str, page: Page, dropped: list[str]) -> "Future[Record | Unreadable]":
-        """Future with the record of a page, which is done when the page has been parsed."""
+    def submit(self, where: str, page: Page, dropped: list[str]) -> Callable[[], Record | Unreadable]:
+        """A function that waits until a page has been parsed, and returns its record."""
         problem = _why_not(where, page)
-        if problem is None:
-            return self._threads.submit(self._record, where, page, dropped)
-        known: Future[Record | Unreadable] = Future()
-        known.set_result(problem)
-        return known
+        if problem is not None:
+            return lambda: problem
+        if self._kept is None:
+            waiting = self._threads.submit(self._parsed, page, dropped)
+            return lambda: _record(where, page.title, waiting.result())
+        return self._kept_result(self._kept, where, page, dropped)
 
-    def _record(self, where: str, page: Page, dropped: list[str]) -> Record | Unreadable:
+    def _kept_result(
+        self, kept: KeptValues, where: str, page: Page, dropped: list[str]
+    ) -> Callable[[], Record | Unreadable]:
+        key = _key(page, dropped)
+        known = kept.find(key)
+        if known is not None and (parsed := _uncompressed(known)) is not None:
+            return lambda: _record(where, page.title, parsed)
+        waiting = self._threads.submit(self._parsed, page, dropped)
+
+        def result() -> Record | Unreadable:
+            kept.keep(key, zlib.compress(waiting.result(), level=1))
+            return _record(where, page.title, waiting.result())
+
+        return result
+
+    def _parsed(self, page: Page, dropped: list[str]) -> bytes:
+        """The answer of a process; b"" if parsing the page takes too much time or memory."""
         answer, code = self._answer(page, dropped)
         if not answer and code != -signal.SIGXCPU:
             # perhaps something else killed the process, for want of memory
             answer, _ = self._answer(page, dropped)
-        if not answer:
-            return Unreadable(
-                where, Reason.TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
-            )
-        text, disambiguation, links = json.loads(answer)
-        if disambiguation:
-            return Unreadable(where, Reason.DISAMBIGUATION, f"{where} is a disambiguation page")
-        if text is None:
-            return Unreadable(where, Reason.DAMAGED, f"{where} cannot be parsed")
-        if not text:
-            return Unreadable(where, Reason.NO_TEXT, f"{where} has no text besides templates")
-        return Record(where, page.title, text, links=tuple(Link(*link) for link in links))
+        return answer
 
     def _answer(self, page: Page, dropped: list[str]) -> tuple[bytes, int | None]:
         """The answer of a process, or b"" and the exit code of the process if it ended."""
@@ -282,11 +299,50 @@ class _Workers(AbstractContextManager["_Workers"]):
         return answer, code
 
     def __exit__(self, *exception: object) -> None:
+        if self._kept is not None:
+            self._kept.close()
         self._threads.shutdown(cancel_futures=True)
         for _ in range(self.count):
             if child := self._idle.get():
                 child.kill()
                 child.communicate()
+
+
+def _record(where: str, title: str, answer: bytes) -> Record | Unreadable:
+    """The record of a page from the answer of a process, or from b"" for a page that cannot be parsed within the limits."""
+    if not answer:
+        return Unreadable(
+            where, Reason.TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
+        )
+    text, disambiguation, links = json.loads(answer)
+    if disambiguation:
+        return Unreadable(where, Reason.DISAMBIGUATION, f"{where} is a disambiguation page")
+    if text is None:
+        return Unreadable(where, Reason.DAMAGED, f"{where} cannot be parsed")
+    if not text:
+        return Unreadable(where, Reason.NO_TEXT, f"{where} has no text besides templates")
+    return Record(where, title, text, links=tuple(Link(*link) for link in links))
+
+
+def _key(page: Page, dropped: list[str]) -> bytes:
+    """Hash of all on which the result of parsing a page depends."""
+    content = "\0".join((_parser(), str(MOST_SECONDS), str(MOST_MEMORY), *dropped, page.markup or ""))
+    return hashlib.blake2b(content.encode(), digest_size=16).digest()
+
+
+@cache
+def _parser() -> str:
+    """The version of the parser's library, and a digest of the code that makes text from the parser's output."""
+    code = Path(__file__).with_name("wikitext.py").read_bytes()
+    return f"{version('mwparserfromhell')} {hashlib.sha256(code).hexdigest()}"
+
+
+def _uncompressed(value: bytes) -> bytes | None:
+    """None if the value is damaged."""
+    try:
+        return zlib.decompress(value)
+    except zlib.error:
+        return None
 
 
 def _start() -> "subprocess.Popen[bytes]":

@@ -193,7 +193,7 @@ class _Taken:
         if name in _SIGNS:
             return _SIGNS[name]
         if name.startswith("formatnum:"):
-            return name.removeprefix("formatnum:")
+            return self.inside(node.name).partition(":")[2]  # the number may be a template
         words = [one.value for one in node.params if not one.showkey]
         if name in _FIRST_WORDS and words:
             return self.inside(words[0])
