@@ -11,9 +11,9 @@ from typing import NamedTuple
 from realm.documents import child_process
 from realm.documents.demo_corpora import packaged
 from realm.documents.formats.compressed import COMPRESSIONS, uncompressed
-from realm.documents.formats.json_lines import json_lines
+from realm.documents.formats.json_lines import json_file, json_lines
 from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadable, printable
-from realm.documents.formats.tables import tsv
+from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
 from realm.documents.remote import addresses_of, is_remote, name_of, public_address
@@ -44,7 +44,7 @@ def _is_read(path: Path) -> bool:
     """Whether there is a reader for files with this name."""
     plain = uncompressed(path)
     return bool(wikiextractor.NAME.fullmatch(plain.name)) or plain.suffix.lower() in (
-        _FORMATS if plain == path else _COMPRESSED
+        _FORMATS if plain == path else _TEXT_FORMATS
     )
 
 
@@ -52,7 +52,7 @@ def _reader_of(path: Path) -> Reader | None:
     plain = uncompressed(path)
     if wikiextractor.NAME.fullmatch(plain.name):
         return wikiextractor.wikiextractor
-    return (_FORMATS if plain == path else _COMPRESSED)[plain.suffix.lower()]
+    return (_FORMATS if plain == path else _TEXT_FORMATS)[plain.suffix.lower()]
 
 
 def _kind(path: Path) -> str:
@@ -156,10 +156,12 @@ def _file(path: Path) -> SourceFile:
 
 _TEXT_FORMATS: dict[str, Reader | None] = {
     ".jsonl": json_lines,
+    ".json": json_file,
     ".txt": plain_text,
     ".md": markdown,
     ".html": html,
     ".htm": html,
+    ".csv": comma_separated,
     ".tsv": tsv,
     ".xml": dump,
     ".warc": warc,
@@ -167,11 +169,7 @@ _TEXT_FORMATS: dict[str, Reader | None] = {
 """Extension -> reader. Files of these formats may be compressed."""
 _FORMATS = {**_TEXT_FORMATS, **dict.fromkeys(child_process.MODULES)}
 """Extension -> reader of files that are not compressed; None: `child_process` reads the file."""
-_COMPRESSED = {
-    **_TEXT_FORMATS,
-    ".json": json_lines,  # data sets of compressed JSON Lines use this extension: `c4-train.00000.json.gz`
-}
 _READ = (
     f"{', '.join(_FORMATS)}, WikiExtractor's wiki_00, "
-    f"and {', '.join(COMPRESSIONS)} of {', '.join(_COMPRESSED)} and wiki_00"
+    f"and {', '.join(COMPRESSIONS)} of {', '.join(_TEXT_FORMATS)} and wiki_00"
 )

@@ -129,13 +129,13 @@ def test_a_few_bytes_that_stand_for_very_many_are_refused(tmp_path: Path, ending
 
 
 def test_other_things_that_are_compressed_are_of_a_type_that_is_not_read(tmp_path: Path) -> None:
-    for name in ("archive.tar.gz", "notes.gz", "table.parquet.gz", "config.json"):
+    for name in ("archive.tar.gz", "notes.gz", "table.parquet.gz", "photo.jpg"):
         (tmp_path / name).write_bytes(b"")
         with pytest.raises(
             InputError, match=r"cannot read .* files, only \.jsonl, .*, and \.gz, \.bz2, \.xz, \.zst of"
         ):
             read(tmp_path / name)
     with pytest.raises(
-        InputError, match=r"this folder has 1 \.tar\.gz, 1 \.json, 1 \.gz, 1 \.parquet\.gz, and no"
+        InputError, match=r"this folder has 1 \.tar\.gz, 1 \.gz, 1 \.jpg, 1 \.parquet\.gz, and no"
     ):
         read(tmp_path)

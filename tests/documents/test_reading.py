@@ -1,3 +1,4 @@
+import gzip
 import json
 import logging
 import re
@@ -49,6 +50,53 @@ def test_title_is_the_id_where_there_is_none_and_repeats_are_numbered(tmp_path: 
     assert [d.id for d in read(file)] == ["A", "B", "A (2)", "A (2) (2)", "A (3)", f"{file}:6"]
 
 
+@pytest.mark.parametrize("ending", [".json", ".json.gz"])
+def test_a_json_file_has_an_object_a_list_of_objects_or_an_object_per_line(
+    tmp_path: Path, ending: str
+) -> None:
+    one, two = {"id": 7, "title": "A", "text": "One."}, {"title": "Ö", "maintext": "Two.", "url": "x"}
+    documents = [Document("A", "One.", "7"), Document("Ö", "Two.", "Ö", None, {"url": "x"})]
+    contents = {
+        lines(one, two): documents,
+        "\n" + lines(two): documents[1:],
+        json.dumps(one): documents[:1],
+        json.dumps(two, indent=2, ensure_ascii=False): documents[1:],
+        json.dumps([one, two]): documents,
+        "\ufeff" + json.dumps([one, two], indent=1): documents,
+    }
+    for number, (content, expected) in enumerate(contents.items()):
+        data = content.encode()
+        file = write(tmp_path / f"{number}{ending}", gzip.compress(data) if ending.endswith("gz") else data)
+        assert read(file) == expected
+
+
+def test_json_without_titles_and_texts_is_a_file_of_another_type(tmp_path: Path) -> None:
+    others = ({"name": "realm", "version": 1}, [1, 2, 3], {}, [], "text", None, [{"a": 1}, {"b": 2}])
+    for number, other in enumerate(others):
+        write(tmp_path / f"{number}.json", json.dumps(other))
+    write(tmp_path / "a.txt", "A town.")
+    assert len(read(tmp_path)) == 1  # the other files are no problem
+    report = ReadingReport()
+    list(read_documents([str(tmp_path)], report=report))
+    assert report.reasons == {"of a type that is not read": len(others)}
+
+
+def test_a_problem_in_a_json_file_has_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    good = {"title": "A", "text": "One."}
+    for content, problem in {
+        json.dumps([good, {"title": "B"}]): r"a\.json: value 2: no \"text\" \(fields: 'title'\)",
+        json.dumps([good, 5]): r"a\.json: value 2: the value is 5, and must be an object",
+        lines(good) + "[": r"a\.json:2: not JSON",
+        json.dumps([good], indent=1)[:-2]: r"a\.json: not JSON \(Expecting ',' delimiter\)",
+        "[" * 100_000: r"a\.json: not JSON",
+        " ": r"a\.json contains only white space",
+    }.items():
+        write(file, content)
+        with pytest.raises(InputError, match=problem):
+            read(file)
+
+
 def test_byte_order_mark_blank_lines_and_windows_line_ends_are_no_matter(tmp_path: Path) -> None:
     content = b"\xef\xbb\xbf" + b'{"title": "A", "text": "1"}\r\n\r\n{"title": "B", "text": "2"}'
     assert [d.title for d in read(write(tmp_path / "corpus.jsonl", content))] == ["A", "B"]
@@ -98,7 +146,7 @@ any_bytes = st.binary(max_size=60) | st.text("<>/abhrp1 \n&;#-|`*[]{}()!:\"'\\é
 
 @given(any_bytes)
 def test_any_bytes_are_documents_or_bad_input(tmp_path_factory, content: bytes) -> None:
-    for suffix in (".jsonl", ".txt", ".md", ".html"):
+    for suffix in (".jsonl", ".json", ".txt", ".md", ".html"):
         file = write(tmp_path_factory.getbasetemp() / f"any{suffix}", content)
         with suppress(InputError):
             read(file)
@@ -188,7 +236,7 @@ def test_sources_are_checked_before_anything_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.doc", b"text", r"a\.doc: cannot read \.doc files, only \.jsonl, \.txt"),
+        ("a.doc", b"text", r"a\.doc: cannot read \.doc files, only \.jsonl, \.json, \.txt"),
         ("Makefile", b"all:", "Makefile: cannot read files without an extension"),
         ("a.txt", b"", r"a\.txt is empty"),
         ("a.jsonl", b"", r"a\.jsonl is empty"),

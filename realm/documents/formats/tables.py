@@ -1,8 +1,9 @@
-"""Tab-separated tables with a heading line become records, one per row; an example is DPR's `psgs_w100.tsv`."""
+"""Tables with a heading line become records, one per row: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`."""
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,19 @@ def _values(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
 
 
 def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """A record for each row of tab-separated values. See `_table`."""
+    return _table(path, limits, "\t")
+
+
+def comma_separated(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """A record for each row of CSV. The separator is a comma, or the semicolon or tab of the heading line. See `_table`."""
+    return _table(path, limits, ",;\t")
+
+
+def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unreadable]:
     """A record for each row. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks.
+
+    The separator is the one of `separators` that is most frequent in the heading line.
 
     Raises:
         Unreadable: the file is empty or damaged, is not UTF-8, or has a heading line without "title" or "text".
@@ -34,8 +47,11 @@ def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         start = file.peek(5)[:5]
         if not start:
             raise without_text(path, start)
-        rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter="\t")
+        lines = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        rows = csv.reader(lines)
         try:
+            heading = lines.readline(limits.file_bytes)
+            rows = csv.reader(chain([heading], lines), delimiter=max(separators, key=heading.count))
             names = next(rows, [])
             if missing := {"title", "text"} - present_names(names).keys():
                 raise Unreadable(
