@@ -65,6 +65,7 @@ WRITERS = {
     "text/fields.py clean_fields": ["fields, which are read again"],
     "text/fields.py column_value": ["a list or an object in a column of texts"],
     "text/kept_names.py _encoded": ["annotations: tests/text/test_kept_names.py"],
+    "qa/kept_answers.py _encoded": ["an answer: tests/qa/test_kept_answers.py"],
     "text/fields.py to_json": ["fields of any names: tests/store/test_fields.py"],
     "model/manifest.py set_calibration": ["realm.json"],
     "model/tensor_files.py save_tensors": ["what a compact file takes: tests/model/test_compact.py"],

@@ -131,7 +131,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--save-predictions",
         metavar="FILE",
         help="write the best answer to each question, the passage of this answer, and the ids of the retrieved passages to "
-        "this JSON Lines file",
+        "this JSON Lines file; if the command is interrupted, the same command continues",
     )
     _add_outcomes(evaluate, "question")
 
@@ -279,7 +279,9 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
+    from realm.model.manifest import read_manifest
     from realm.qa import pipeline, question_sets
+    from realm.qa.kept_answers import kept_answers
     from realm.qa.predictions import write_predictions
     from realm.qa.scoring.metrics import SCORINGS
     from realm.store.knowledge_base import KnowledgeBase
@@ -294,22 +296,28 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
     answerer = pipeline.Answerer.load(args.kb, args.model, config)
     if answerer.model.span_reader is None and not (args.gold or args.unanswerable or args.save_predictions):
         return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])
-    asked = question_sets.ask(answerer, questions, args.method, args.unanswerable, args.gold)
-    if args.save_predictions:
-        write_predictions(Path(args.save_predictions), asked.predictions(questions))
+    manifests = [read_manifest(name) for name in (args.model, config.reader) if name is not None]
+    how = (manifests, answerer.kb.fingerprint, config, args.method, args.unanswerable, args.gold)
+    with kept_answers(args.save_predictions, *how) as kept:
+        asked = question_sets.ask(answerer, questions, args.method, args.unanswerable, args.gold, kept)
+        if args.save_predictions:
+            write_predictions(Path(args.save_predictions), asked.predictions)
     return asked.report(questions, answerer.threshold, SCORINGS[args.scoring])
 
 
 def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
+    from realm.qa.kept_answers import kept_answers
     from realm.qa.predictions import score_predictions, write_predictions
     from realm.qa.scoring.metrics import SCORINGS
     from realm.store.knowledge_base import KnowledgeBase
-    from realm.systems.system import load_system, predict
+    from realm.systems.system import load_system, predict, read_system
 
     kb = KnowledgeBase.open(args.kb)
-    predictions = list(predict(load_system(args.model, kb), kb, questions))
-    if args.save_predictions:
-        write_predictions(Path(args.save_predictions), predictions)
+    system = load_system(args.model, kb)
+    with kept_answers(args.save_predictions, read_system(args.model), kb.fingerprint) as kept:
+        predictions = list(predict(system, kb, questions, kept))
+        if args.save_predictions:
+            write_predictions(Path(args.save_predictions), predictions)
     return score_predictions(kb, predictions, questions, SCORINGS[args.scoring])
 
 

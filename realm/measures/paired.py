@@ -67,7 +67,7 @@ def ask_model(
     if answerer.model.span_reader is None:
         return Asked(evaluate_retrieval(answerer, questions, method), None)
     answered = ask(answerer, questions, method)
-    return Asked(answered.report(questions, answerer.threshold), answered.predictions(questions))
+    return Asked(answered.report(questions, answerer.threshold), answered.predictions)
 
 
 def compare_models(questions: Sequence[Question], a: Asked, b: Asked, most: int = 20) -> ComparedJson:

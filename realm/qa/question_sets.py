@@ -14,15 +14,16 @@ import torch
 
 from realm.errors import InputError
 from realm.files import write_json_lines
-from realm.keys import Lookup, key_of
+from realm.keys import Lookup, hex_id, key_of
 from realm.model.calibration import Calibration, Method
 from realm.model.folder import Model
 from realm.model.manifest import set_calibration
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.answers import Answers
+from realm.qa.kept_answers import Certainty, KeptAnswers, Outcome
 from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, hybrid_bonus
-from realm.qa.predictions import DEPTH, Prediction
+from realm.qa.predictions import DEPTH, Prediction, score_predictions
 from realm.qa.question_files import Question
 from realm.qa.scoring import evaluation
 from realm.qa.scoring.calibration import Confidence, Evidence, fit
@@ -146,52 +147,39 @@ def evaluate(
 
 
 class Answered(NamedTuple):
-    """Answers to questions, and the retrieved passages."""
+    """Answers to questions, in the order of the questions."""
 
-    answers: list[Answers]
-    texts: list[list[str]]
-    """Per question the texts of its passages."""
-    without: list[Answers] | None
-    """The answers if the positives of each question are left out; None if these answers were not computed."""
-    ids: list[tuple[str, ...]]
-    """Per question the ids of its passages."""
-    titles: list[list[str]]
-    """Per question the titles of its passages."""
-    read: list[int]
-    """Number of passages that were read for each question."""
+    kb: KnowledgeBase
+    outcomes: list[Outcome]
 
     def report(
         self, questions: Sequence[Question], threshold: float, scoring: Scoring = OURS
     ) -> evaluation.Report:
         """The report; `threshold` is the probability below which an answer is a guess."""
-        texts = [one.answers[0].text if one.answers else "" for one in self.answers]
-        without_N = None if self.without is None else _best_N(self.without)
-        report = evaluation.evaluate(texts, self.texts, questions, DEPTH, scoring, self.titles)
-        return report._replace(confidence=Confidence(_best_N(self.answers), threshold, without_N))
+        without_N = None if self.without is None else _probability_N(self.without)
+        confidence = Confidence(_probability_N(self.best), threshold, without_N)
+        report = score_predictions(self.kb, self.predictions, questions, scoring)
+        return report._replace(confidence=confidence)
 
-    def predictions(self, questions: Sequence[Question]) -> list[Prediction]:
+    @property
+    def predictions(self) -> list[Prediction]:
         """The best answer to each question with its evidence; an empty answer if there is none."""
-        predictions = []
-        rows = zip(questions, self.answers, self.ids, self.read, strict=True)
-        for question, found, ids, read in rows:
-            ms = round(sum(found.ms.values()), 2)
-            one = Prediction(question.id, question.question, "", passages=ids, read=read, ms=ms)
-            for best in found.answers[:1]:
-                one = replace(
-                    one,
-                    answer=best.text,
-                    score=best.score,
-                    passage_id=best.passage.id,
-                    start=best.start,
-                    end=best.end,
-                )
-            predictions.append(one)
-        return predictions
+        return [one.prediction for one in self.outcomes]
+
+    @property
+    def best(self) -> list[Certainty]:
+        """The certainty of each best answer."""
+        return [one.certainty for one in self.outcomes if one.certainty is not None]
+
+    @property
+    def without(self) -> list[Certainty] | None:
+        """The certainties without positives; None if these answers were not computed."""
+        found = [one.without for one in self.outcomes if one.without is not None]
+        return found if len(found) == len(self.outcomes) else None
 
 
-def _best_N(answers: Sequence[Answers]) -> np.ndarray:
-    """The probability of each best answer, 0 if there is no answer -> [N]."""
-    return np.array([one.answers[0].probability if one.answers else 0.0 for one in answers])
+def _probability_N(certainties: Sequence[Certainty]) -> np.ndarray:
+    return np.array([one.probability for one in certainties])
 
 
 def ask(
@@ -200,31 +188,78 @@ def ask(
     method: Method | None = None,
     unanswerable: bool = False,
     gold: bool = False,
+    kept: KeptAnswers | None = None,
 ) -> Answered:
-    """Retrieves passages and answers the questions; arguments and errors as in `evaluate`."""
+    """Retrieves passages and answers the questions, except for the questions whose answers are kept.
+
+    All other arguments, and errors, are as in `evaluate`.
+    """
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)
-    answers, without, texts, ids, titles, counts = [], [], [], [], [], []
+    outcomes: list[Outcome] = []
     own_passages = _OwnPassages(answerer.kb) if gold else None
     for part in _batches(questions, 16, "evaluate"):
-        asked = [q.question for q in part]
-        if own_passages is not None:
-            number_BN = own_passages(part)
-            read, bonus_BN = number_BN.shape[1], np.zeros(number_BN.shape)
-        else:
-            score_BN, number_BN = answerer.retrieve(asked, DEPTH, method)
-            read, bonus_BN = answerer.config.read, hybrid_bonus(score_BN, method or answerer.method)
-        passages = [answerer.kb.passages(row[row >= 0]) for row in number_BN]
-        found = [[passage.text for passage in row] for row in passages]
-        texts += found
-        ids += [tuple(passage.id for passage in row) for row in passages]
-        titles += [[passage.title for passage in row] for row in passages]
-        counts += (number_BN[:, :read] != NULL_PASSAGE).sum(axis=1).tolist()
-        answers += answerer.answer_from(asked, number_BN[:, :read], bonus_BN[:, :read])
-        if unanswerable:
-            others_BN = _without_answers(part, number_BN, found, read)
-            without += answerer.answer_from(asked, others_BN, bonus_BN)
-    return Answered(answers, texts, without if unanswerable else None, ids, titles, counts)
+        found = None if kept is None else kept.find(part)
+        if found is None:
+            found = _ask(answerer, part, method, unanswerable, own_passages)
+            if kept is not None:
+                kept.keep(part, found)
+        outcomes += found
+    return Answered(answerer.kb, outcomes)
+
+
+def _ask(
+    answerer: Answerer,
+    questions: Sequence[Question],
+    method: Method | None,
+    unanswerable: bool,
+    own_passages: "_OwnPassages | None",
+) -> list[Outcome]:
+    asked = [q.question for q in questions]
+    if own_passages is not None:
+        number_BN = own_passages(questions)
+        read, bonus_BN = number_BN.shape[1], np.zeros(number_BN.shape)
+    else:
+        score_BN, number_BN = answerer.retrieve(asked, DEPTH, method)
+        read, bonus_BN = answerer.config.read, hybrid_bonus(score_BN, method or answerer.method)
+    answers = answerer.answer_from(asked, number_BN[:, :read], bonus_BN[:, :read])
+    without: list[Certainty | None] = [None] * len(questions)
+    if unanswerable:
+        texts = [[passage.text for passage in answerer.kb.passages(row[row >= 0])] for row in number_BN]
+        others_BN = _without_answers(questions, number_BN, texts, read)
+        without = [_certainty(one) for one in answerer.answer_from(asked, others_BN, bonus_BN)]
+    return [
+        Outcome(_prediction(answerer.kb, question, number_N, read, found), _certainty(found), certainty)
+        for question, number_N, found, certainty in zip(questions, number_BN, answers, without, strict=True)
+    ]
+
+
+def _certainty(found: Answers) -> Certainty:
+    return Certainty(found.answers[0].probability, found.features) if found.answers else Certainty()
+
+
+def _prediction(
+    kb: KnowledgeBase, question: Question, number_N: np.ndarray, read: int, found: Answers
+) -> Prediction:
+    """The best answer to a question, for which the first `read` of these passages were read."""
+    one = Prediction(
+        question.id,
+        question.question,
+        "",
+        passages=tuple(map(hex_id, kb.keys_N[number_N[number_N != NULL_PASSAGE]].tolist())),
+        read=int((number_N[:read] != NULL_PASSAGE).sum()),
+        ms=round(sum(found.ms.values()), 2),
+    )
+    for best in found.answers[:1]:
+        one = replace(
+            one,
+            answer=best.text,
+            score=best.score,
+            passage_id=best.passage.id,
+            start=best.start,
+            end=best.end,
+        )
+    return one
 
 
 class CalibrationJson(TypedDict):
@@ -293,8 +328,8 @@ def calibrate(
     before = asked.report(questions, threshold=0.0)
     assert before.correct_N is not None
     with_positives, without = (
-        Evidence(_best_N(answers), [one.features for one in answers])
-        for answers in (asked.answers, asked.without)
+        Evidence(_probability_N(certainties), [one.features for one in certainties])
+        for certainties in (asked.best, asked.without)
     )
     fitted = replace(fit(with_positives, before.correct_N, without), method=method)
     set_calibration(Path(model), fitted)

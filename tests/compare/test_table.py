@@ -111,8 +111,8 @@ def test_report_says_what_an_independent_scorer_computes_from_the_saved_files(
             check_retrieval(one["retrieved"], ranks[name], answerable)
     for name, start in report["starts"].items():
         check_retrieval(start["tests"][test], retrieved[name], answerable)
-    assert any(0 < row["tests"][test]["all"]["f1"] < 100 for row in report["rows"].values())
-    assert any(0 < row["tests"][test]["all"]["em"] < 100 for row in compared["rows"].values())
+    for measure in ("em", "f1"):  # the checks could not fail if all answers were wrong
+        assert any(0 < row["tests"][test]["all"][measure] < 100 for row in compared["rows"].values())
     assert any(0 < start["tests"][test]["all"]["recall"]["5"] < 100 for start in report["starts"].values())
 
 
