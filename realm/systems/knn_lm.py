@@ -12,7 +12,7 @@ also predicts the masked words of the same queries with retrieved passages, as i
 Axis letters: B queries, K candidates or neighbours, P masked positions, N entries, H hidden, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -117,7 +117,9 @@ def open_datastore(
 
 
 def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precision: Precision) -> None:
-    count = sum(len(query.targets) for query in _every_query(model, tokens))
+    every = range(len(tokens.body.lengths))
+    counted = progress(every, total=len(every), description="count entries", unit="passage", leave=False)
+    count = sum(len(query.targets) for query in _queries(model, tokens, counted))
     if not count:
         raise InputError("no passage has a salient span, so the datastore would be empty: use another tagger")
     width = model.reader.config.hidden_size
@@ -126,7 +128,7 @@ def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precisio
     passages = open_memmap(folder / "passages.npy", mode="w+", dtype=np.int64, shape=(count,))
     end = 0
     with progress(total=count, description="datastore", unit="entry") as bar:
-        for part in _chunks(_every_query(model, tokens), ROWS):
+        for part in _chunks(_queries(model, tokens, every), ROWS):
             state_PH = mask_states(model, part, precision)
             here = slice(end, end := end + len(state_PH))
             keys[here] = state_PH.cpu().numpy().astype(np.float16)
@@ -139,8 +141,9 @@ def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precisio
         array.flush()
 
 
-def _every_query(model: Model, tokens: PassageTokens) -> Iterator[MaskedQuery]:
-    for passage in range(len(tokens.body.lengths)):
+def _queries(model: Model, tokens: PassageTokens, passages: Iterable[int]) -> Iterator[MaskedQuery]:
+    """Each salient span of these passages, masked in its sentence."""
+    for passage in passages:
         yield from each_span(tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
 
 
