@@ -135,26 +135,30 @@ def replace_folder(new: Path, target: Path) -> None:
             remove(old)
 
 
-def make_once(folder: Path, file: str, made_of: Mapping[str, str], make: Callable[[Path], None]) -> None:
+def make_once(
+    folder: Path, file: str, made_of: Mapping[str, str], make: Callable[[Path], None], continues: bool = False
+) -> None:
     """Makes a folder, unless the folder exists and its JSON file `file` equals `made_of`.
 
-    `make` fills a temporary folder, which then replaces `folder`.
+    `make` fills a temporary folder, which then replaces `folder`. With `continues`, the temporary folder has the files that a
+    killed call with the same `made_of` left.
     """
 
-    def made() -> bool:
-        return (folder / file).is_file() and read_json(folder / file) == made_of
+    def made(where: Path) -> bool:
+        return (where / file).is_file() and read_json(where / file) == made_of
 
-    if made():
+    if made(folder):
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
     with one_writer(folder.parent):
-        if made():  # by another process, meanwhile
+        if made(folder):  # by another process, meanwhile
             return
         aside = folder.with_name(folder.name + ".writing")
-        remove(aside)  # a killed process can have left files in this folder
-        aside.mkdir()
+        if not (continues and made(aside)):
+            remove(aside)  # a killed process can have left files in this folder
+            aside.mkdir()
+            write_json(aside / file, made_of)
         make(aside)
-        write_json(aside / file, made_of)
         replace_folder(aside, folder)
 
 

@@ -100,6 +100,7 @@ WRITERS = {
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],
+    "systems/knn_lm.py _write_datastore": ["written.json, which is read again: tests/systems/test_knn_lm.py"],
     "folders.py make_once": [
         "what a folder was made of: test_graph.py, test_drqa.py, test_knn_lm.py of tests/systems"
     ],

@@ -15,7 +15,7 @@ Axis letters: B queries, K candidates or neighbours, P masked positions, N entri
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import Literal, NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from numpy.lib.format import open_memmap
 from torch import Tensor
 
 from realm.errors import InputError, at_least
-from realm.files import write_json
+from realm.files import read_json, write_json
 from realm.folders import make_once
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
@@ -44,6 +44,9 @@ ROWS = 256
 """Number of masked sentences per forward pass without passages."""
 READ_AT_ONCE = 16
 """Number of masked sentences per forward pass with retrieved passages."""
+WRITTEN = "written.json"
+PASSAGES = 2048
+"""Number of passages after whose entries a datastore is synced to disk."""
 ENTRIES = 1 << 16
 """Number of entries that are compared with all queries at once."""
 NEIGHBOURS = 1024
@@ -105,40 +108,66 @@ class Datastore(NamedTuple):
 def open_datastore(
     model: Model, model_path: str, kb: KnowledgeBase, folder: Path, precision: Precision
 ) -> Datastore:
-    """The datastore of a model and a knowledge base. It is made in `folder`, unless the folder already contains it."""
+    """The datastore of a model and a knowledge base. It is made in `folder`, unless the folder already contains it.
+
+    After a kill, the next call continues.
+    """
     weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
     make_once(
         folder, "datastore.json", {"kb": kb.fingerprint, "encoder": weights},
-        lambda aside: _write_datastore(model, kb.tokens, aside, precision),
+        lambda aside: _write_datastore(model, kb.tokens, aside, precision), continues=True,
     )  # fmt: skip
     return Datastore(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
     )
 
 
+class _WrittenJson(TypedDict):
+    """Content of written.json: how far a datastore is written."""
+
+    entries: int
+    """Number of entries of the complete datastore."""
+    passages_done: int
+    entries_done: int
+
+
 def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precision: Precision) -> None:
+    """Writes the entries passage by passage, after those that an interrupted call wrote."""
+    every = range(len(tokens.body.lengths))
+    written = _written(model, tokens, folder)
+    count, end = written["entries"], written["entries_done"]
+    mode: Literal["r+", "w+"] = "r+" if end else "w+"
+    width = model.reader.config.hidden_size
+    keys = open_memmap(folder / "keys.npy", mode=mode, dtype=np.float16, shape=(count, width))
+    values = open_memmap(folder / "values.npy", mode=mode, dtype=np.int32, shape=(count,))
+    passages = open_memmap(folder / "passages.npy", mode=mode, dtype=np.int64, shape=(count,))
+    with progress(total=count, description="datastore", unit="entry", done=end) as bar:
+        for first in range(written["passages_done"], len(every), PASSAGES):
+            block = every[first : first + PASSAGES]
+            for part in _chunks(_queries(model, tokens, block), ROWS):
+                state_PH = mask_states(model, part, precision)
+                here = slice(end, end := end + len(state_PH))
+                keys[here] = state_PH.cpu().numpy().astype(np.float16)
+                values[here] = np.concatenate([query.targets for query in part])
+                passages[here] = np.repeat(
+                    [query.passage for query in part], [len(query.targets) for query in part]
+                )
+                bar.update(len(state_PH))
+            for array in (keys, values, passages):
+                array.flush()
+            write_json(folder / WRITTEN, {**written, "passages_done": block[-1] + 1, "entries_done": end})
+
+
+def _written(model: Model, tokens: PassageTokens, folder: Path) -> _WrittenJson:
+    """How far the datastore is written. For a new datastore, the entries are counted."""
+    if (folder / WRITTEN).is_file():
+        return cast(_WrittenJson, read_json(folder / WRITTEN))
     every = range(len(tokens.body.lengths))
     counted = progress(every, total=len(every), description="count entries", unit="passage", leave=False)
     count = sum(len(query.targets) for query in _queries(model, tokens, counted))
     if not count:
         raise InputError("no passage has a salient span, so the datastore would be empty: use another tagger")
-    width = model.reader.config.hidden_size
-    keys = open_memmap(folder / "keys.npy", mode="w+", dtype=np.float16, shape=(count, width))
-    values = open_memmap(folder / "values.npy", mode="w+", dtype=np.int32, shape=(count,))
-    passages = open_memmap(folder / "passages.npy", mode="w+", dtype=np.int64, shape=(count,))
-    end = 0
-    with progress(total=count, description="datastore", unit="entry") as bar:
-        for part in _chunks(_queries(model, tokens, every), ROWS):
-            state_PH = mask_states(model, part, precision)
-            here = slice(end, end := end + len(state_PH))
-            keys[here] = state_PH.cpu().numpy().astype(np.float16)
-            values[here] = np.concatenate([query.targets for query in part])
-            passages[here] = np.repeat(
-                [query.passage for query in part], [len(query.targets) for query in part]
-            )
-            bar.update(len(state_PH))
-    for array in (keys, values, passages):
-        array.flush()
+    return {"entries": count, "passages_done": 0, "entries_done": 0}
 
 
 def _queries(model: Model, tokens: PassageTokens, passages: Iterable[int]) -> Iterator[MaskedQuery]:

@@ -69,6 +69,40 @@ def test_each_span_is_masked_once_with_its_repeats(tiny_kb) -> None:
                 assert query.targets[0] not in query.ids
 
 
+def test_an_interrupted_datastore_continues_and_ends_the_same(
+    tiny_kb, model, tiny_model_folder, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "PASSAGES", 2)
+    calls, states = [], knn_lm.mask_states
+
+    def until(most: int):
+        def mask_states(model, queries, precision):
+            calls.append(len(queries))
+            if len(calls) == most:
+                raise KeyboardInterrupt
+            return states(model, queries, precision)
+
+        return mask_states
+
+    def opened():
+        return open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+
+    monkeypatch.setattr(knn_lm, "mask_states", until(4))
+    with pytest.raises(KeyboardInterrupt):
+        opened()
+    first, calls[:] = calls[:3], []
+    monkeypatch.setattr(knn_lm, "mask_states", until(1000))
+    again = opened()
+    assert 0 < sum(first) < sum(first) + sum(calls) == len(list(spans_of(tiny_kb, model)))
+    for found, wanted in zip(again, store, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def spans_of(kb, model):
+    for passage in range(len(kb)):
+        yield from each_span(kb.tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
+
+
 def test_an_entry_is_the_state_of_a_mask_before_the_output_layer(tiny_kb, model, store) -> None:
     places = iter(range(len(store.value_N)))
     bert = model.reader.bert
