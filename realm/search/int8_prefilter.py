@@ -31,7 +31,8 @@ BLOCK = 1 << 11
 
 
 class Survivors(NamedTuple):
-    """Pairs of a query and a passage that can be among the best of this query, ordered by the row of the query."""
+    """Pairs of a query and a passage that can be among the best of this query, ordered by the row of the query, and then by the
+    number of the passage."""
 
     query_C: np.ndarray
     number_C: np.ndarray

@@ -36,7 +36,7 @@ def scratch_buffer(name: str, rows: int, columns: int, dtype: torch.dtype) -> Te
 def above_threshold(
     score_BN: Tensor, k: int, floor_B: np.ndarray | None, slack_B: np.ndarray | float
 ) -> np.ndarray | None:
-    """Positions, in the flattened `score_BN`, of the scores that can be among the k best of a query, ordered by query -> [C].
+    """Positions, in the flattened `score_BN`, of the scores that can be among the k best of a query, in rising order -> [C].
 
     `floor_B` has for each query a score that k other passages reach, or is None if no such scores are known. `slack_B` is a
     bound of the error of each score, in the unit of the scores. N must be a multiple of `GROUP`. The result is None if so few
@@ -62,7 +62,7 @@ def above_threshold(
             return None
         query_C = group_C // groups
         place_CG = (group_C + query_C * (width - groups))[:, None] + np.arange(0, width, groups)
-        place_C = place_CG[score.take(place_CG) >= least_B1[query_C]]
+        place_C = np.sort(place_CG[score.take(place_CG) >= least_B1[query_C]])
     return place_C if 16 * len(place_C) <= len(score) else None
 
 

@@ -115,6 +115,22 @@ def test_search_in_chunks_of_its_own_size_is_exact(count, queries, fast, monkeyp
     assert_exact(MipsIndex(vectors), vectors, made("falling", queries, 32, draw).astype(np.float32), 20)
 
 
+@pytest.mark.parametrize("prepared", [False, True])
+def test_equal_scores_in_later_chunks_are_ranked_by_number(prepared, monkeypatch):
+    """Later chunks are filtered by the scores of earlier chunks."""
+    for name, value in (("CHUNK", 256), ("MIN_PASSAGES", 1), ("FEW_SCORES", 0)):
+        monkeypatch.setattr(mips, name, value)
+    for seed in range(100):
+        draw = np.random.default_rng(seed)
+        vectors, query = (draw.integers(-1, 2, (count, 8)).astype(np.float16) for count in (700, 3))
+        index = MipsIndex(vectors)
+        if prepared:
+            index.prepare()
+        found = index.search(torch.from_numpy(query).float(), 2).number_BK.tolist()
+        score_BN = query.astype(int) @ vectors.astype(int).T
+        assert found == np.argsort(-score_BN, axis=1, kind="stable")[:, :2].tolist()
+
+
 @needs_int8
 def test_the_prefilter_leaves_few_passages_to_be_scored(monkeypatch):
     draw = np.random.default_rng(4)
