@@ -53,7 +53,10 @@ class RetrievalBatch(NamedTuple):
     """1.0 at real masked tokens, 0.0 at padding."""
 
     def to(self, device: torch.device) -> "RetrievalBatch":
-        return RetrievalBatch._make(part.to(device) for part in self)
+        return RetrievalBatch._make(
+            part.to(device, non_blocking=True) if isinstance(part, Tensor) else part.to(device)
+            for part in self
+        )
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,12 @@ def choose_candidates(
     )
     short, depth = list(range(len(queries))), wanted + 8
     while True:
-        hits = index.search(query_BD[short], depth)
+        number_BK = index.search(query_BD[short], depth).number_BK.cpu().numpy()
         for place, row in enumerate(short):
             query, own = queries[row], None
             if rule.exclude_own:
                 own = np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
-            found[row] = _allowed(query, hits.number_BK[place].cpu().numpy(), knowledge, own)
+            found[row] = _allowed(query, number_BK[place], knowledge, own)
         short = [row for row in short if len(found[row][0]) < wanted]
         if depth >= len(index) or not distributed.any_rank(bool(short)):
             break
@@ -118,8 +121,8 @@ def choose_candidates(
             best = [n for n in best if not (rule.exclude_own and _repeats(query, n, knowledge))][:injected]
             fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
             numbers[row] = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
-    number_BK = np.stack([np.concatenate([[NULL_PASSAGE], chosen]) for chosen in numbers])
-    return Candidates(number_BK.astype(np.int64), excluded)
+    chosen_BK = np.stack([np.concatenate([[NULL_PASSAGE], chosen]) for chosen in numbers])
+    return Candidates(chosen_BK.astype(np.int64), excluded)
 
 
 @torch.no_grad()

@@ -319,6 +319,8 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
     """
     count = score_BN.shape[1]
     k = min(k, count)
+    if score_BN.device.type != "cpu":
+        return _ranked_on_device(score_BN, k)
     # One score more than k shows whether the first score that is left out equals the last score that is kept.
     top = score_BN.topk(min(k + 1, count), dim=1)
     column_BK, equal_BK = top.indices[:, :k], top.values[:, 1:] == top.values[:, :-1]
@@ -334,6 +336,22 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
     column_BK = column_BK.sort(dim=1).values
     sorted_BK = score_BN.gather(1, column_BK).sort(dim=1, descending=True, stable=True)
     return Hits(sorted_BK.values, column_BK.gather(1, sorted_BK.indices))
+
+
+def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
+    """`ranked` for float32 scores, without reading values, for which the CPU would have to wait for a GPU.
+
+    Score and column are joined to one whole number, so that no two columns are equal.
+    """
+    bits_BN = (score_BN + 0.0).view(torch.int32)  # + 0.0 makes 0.0 of -0.0
+    rising_BN = torch.where(
+        bits_BN < 0, bits_BN ^ 0x7FFFFFFF, bits_BN
+    ).long()  # whole numbers in the order of the scores
+    last = score_BN.shape[1] - 1
+    column_N = torch.arange(last, -1, -1, device=score_BN.device)
+    best_BK = ((rising_BN << 32) + column_N).topk(k, dim=1).values
+    number_BK = last - (best_BK & 0xFFFFFFFF)
+    return Hits(score_BN.gather(1, number_BK), number_BK)
 
 
 def add_rests(parts: Sequence[Rest]) -> Rest:

@@ -1,5 +1,7 @@
 """Layers over jagged rows, which a GPU computes, with CPU tensors: beside transformers' own forward pass."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -74,5 +76,13 @@ def test_only_a_gpu_with_rows_of_different_lengths_needs_jagged_rows() -> None:
     bert, tokens = small_bert(), rows_of([5, 3])
     assert states._way(bert, tokens) == "packed"
     assert states._way(bert, tokens.to(torch.device("meta"))) == "padded"
+    on_gpu, equal = (
+        SimpleNamespace(
+            ids_BT=SimpleNamespace(device=torch.device("cuda"), shape=(2, 5)), length_B=torch.tensor(lengths)
+        )
+        for lengths in ([5, 3], [5, 5])
+    )
+    assert [states._way(bert, one) for one in (on_gpu, equal)] == ["jagged", "padded"]  # type: ignore[arg-type]
     bert.sharded = True
+    assert states._way(bert, on_gpu) == "padded"  # type: ignore[arg-type]
     assert states._way(bert, tokens) == "padded"

@@ -105,6 +105,22 @@ def test_equal_scores_are_ranked_by_number_and_the_smaller_numbers_are_kept(rows
     assert found.score_BK.tolist() == [[row[c] for c in best] for row, best in zip(rows, wanted, strict=True)]
 
 
+NUMBERS = st.sampled_from([-np.inf, -3.0e38, -2.5, -1e-30, -0.0, 0.0, 1e-30, 2.5, 3.0e38])
+
+
+@given(rows=st.lists(st.lists(NUMBERS, min_size=7, max_size=7), min_size=1, max_size=4), k=st.integers(0, 9))
+def test_a_device_ranks_as_a_cpu(rows, k):
+    score_BN = torch.tensor(rows, dtype=torch.float32)
+    found, wanted = exact._ranked_on_device(score_BN, min(k, 7)), ranked(score_BN, k)
+    assert torch.equal(found.number_BK, wanted.number_BK)
+    assert torch.equal(found.score_BK, wanted.score_BK)
+
+
+def test_ranking_on_a_device_reads_no_value():
+    hits = ranked(torch.empty(3, 9, device="meta"), 4)  # reading a value of this device is an error
+    assert hits.number_BK.shape == hits.score_BK.shape == (3, 4)
+
+
 def test_search_among_ranks_only_the_given_passages():
     index = MipsIndex(np.array([[1], [5], [3], [5], [2]], dtype=np.float16))
     among = [np.array([0, 1, 3, 4]), np.array([2]), np.array([], dtype=np.int64)]
