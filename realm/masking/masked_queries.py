@@ -192,9 +192,12 @@ class SpanIndex:
         for one in np.unique(width):
             rows = np.flatnonzero(width == one)
             keys[rows] = _polynomial(tokens.body.values[first[rows, None] + np.arange(one)])
-        # Distinct pairs, sorted by key and then by passage.
-        pairs = np.unique(np.stack([keys, owners.astype(np.uint64)]), axis=1)
-        return {"keys": pairs[0], "owners": pairs[1].astype(np.int64)}
+        # Distinct pairs, sorted by key and then by passage: the owners are ascending, and the sort is stable.
+        order = np.argsort(keys, kind="stable")
+        keys, owners = keys[order], owners[order]
+        distinct = np.ones(len(keys), dtype=bool)
+        distinct[1:] = (keys[1:] != keys[:-1]) | (owners[1:] != owners[:-1])
+        return {"keys": keys[distinct], "owners": owners[distinct]}
 
     def passages(self, span_ids: np.ndarray) -> np.ndarray:
         """Numbers of the passages in which this span was tagged, ascending."""

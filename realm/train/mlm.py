@@ -39,6 +39,8 @@ from realm.train.loop import StartedFrom, TrainRun
 from realm.train.run_config import RunConfig, generator
 from realm.train.sharding import whole_model
 
+COUNTED = 1 << 16
+"""Number of passages whose wordpieces are counted at once."""
 CHECK_EVERY = 200
 """Steps between two checks of the reader on held-out sentences."""
 
@@ -167,14 +169,16 @@ def keeps_embedder(config: MlmConfig, init: str | None) -> bool:
 
 def inverse_frequency(tokens: PassageTokens, tokenizer: Tokenizer) -> Tensor:
     """Inverse document frequency, log((N + 1) / (passages with the wordpiece + 1)), and 0 for special tokens -> [V]."""
-    count = len(tokens.body.lengths)
-    pairs = [
-        np.repeat(np.arange(count), part.lengths) * tokenizer.vocab_size + part.values
-        for part in (tokens.title, tokens.body)
-    ]
-    passages_V = np.bincount(
-        np.unique(np.concatenate(pairs)) % tokenizer.vocab_size, minlength=tokenizer.vocab_size
-    )
+    count, vocabulary = len(tokens.body.lengths), tokenizer.vocab_size
+    passages_V = np.zeros(vocabulary, dtype=np.int64)
+    for first in range(0, count, COUNTED):
+        end = min(first + COUNTED, count)
+        pairs = [
+            np.repeat(np.arange(end - first), part.lengths[first:end]) * vocabulary
+            + part.values[part.offsets[first] : part.offsets[end]]
+            for part in (tokens.title, tokens.body)
+        ]
+        passages_V += np.bincount(np.unique(np.concatenate(pairs)) % vocabulary, minlength=vocabulary)
     weight_V = np.log((count + 1) / (passages_V + 1))
     weight_V[[tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id]] = 0
     return torch.from_numpy(weight_V).float()

@@ -159,7 +159,9 @@ def test_corpus_of_one_passage_has_no_probe_and_still_trains(tiny_kb, tmp_path) 
 # -- the embedder and the copy head
 
 
-def test_inverse_frequency_is_the_log_of_passages_over_holders(tiny_kb) -> None:
+@pytest.mark.parametrize("counted", [7, 1 << 16])
+def test_inverse_frequency_is_the_log_of_passages_over_holders(tiny_kb, counted, monkeypatch) -> None:
+    monkeypatch.setattr(mlm, "COUNTED", counted)
     tokens, tokenizer = tiny_kb.tokens, tiny_kb.tokenizer
     weight_V = mlm.inverse_frequency(tokens, tokenizer)
     special = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
