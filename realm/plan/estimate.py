@@ -49,9 +49,9 @@ TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
 """Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
 TAGGING_SECONDS = {"realm": 1.5e-3 / 215, "rules": 0.0}
 """Tagger -> core seconds per wordpiece for finding names. `REST_SECONDS` includes the tagger `rules`."""
-OTHER_TAGGING_SECONDS, REST_SECONDS = 19e-3 / 215, 1.4e-3 / 215
-"""Core seconds per wordpiece of a build (docs/scaling.md): for finding names with en_core_web_sm, which is also assumed for
-other taggers, and for all other work."""
+SPACY_SECONDS, CLASSIFIER_SECONDS, REST_SECONDS = 19e-3 / 215, 2 * 85e6 / 1e11, 1.4e-3 / 215
+"""Core seconds per wordpiece of a build: for finding names with spaCy's en_core_web_sm, as measured in docs/scaling.md; for
+finding names with a token classifier of the size of BERT-base, on a core with 100 GFLOP/s; and for all other work."""
 BUILD_BYTES, START_BYTES = 7e8, 5e8
 """Bytes of memory of a build, and of a training process without passages (docs/scaling.md)."""
 WORDPIECE_BYTES = 5.75
@@ -150,7 +150,9 @@ class Plan:
         """Disk space, memory and core hours that the knowledge base needs."""
         count = self.corpus.passages
         pieces = count * self.corpus.pieces
-        tagging = TAGGING_SECONDS.get(self.preset.kb.tagger, OTHER_TAGGING_SECONDS)
+        tagger = self.preset.kb.tagger
+        other = CLASSIFIER_SECONDS if tagger.startswith("hf:") else SPACY_SECONDS
+        tagging = TAGGING_SECONDS.get(tagger, other)
         return {
             "passages": count,
             "text_gb": pieces * TEXT_BYTES / 1e9,

@@ -4,11 +4,12 @@ import bz2
 import csv
 import gzip
 import json
+import signal
 import sqlite3
 import subprocess
+import sys
 import time
 from contextlib import closing
-from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm import kept_values
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps, multistream
@@ -187,8 +187,42 @@ def test_a_page_without_end_is_left_out_and_the_next_one_is_read(tmp_path: Path,
         page("Arden", TOWNS["Arden"]),
     ]
     texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
-    assert "Arden" in texts
-    assert reasons["too long"] == 1
+    assert list(texts) == ["Arden"]
+    assert reasons == {"too long": 1, "without text": 1}
+
+
+def test_long_pages_wait_one_by_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(dumps, "MOST_WAITING", 1000)
+    monkeypatch.setattr(dumps, "usable_cores", lambda: 4)
+    waiting = most = 0
+    submit = dumps._Workers.submit
+
+    def counted(workers: Any, where: str, page: dumps.Page, dropped: list[str]) -> Any:
+        nonlocal waiting, most
+        length = len(page.markup or "")
+        waiting, most = waiting + length, max(most, waiting + length)
+        result = submit(workers, where, page, dropped)
+
+        def taken() -> Any:
+            nonlocal waiting
+            waiting -= length
+            return result()
+
+        return taken
+
+    monkeypatch.setattr(dumps._Workers, "submit", counted)
+    texts, _ = read(
+        write_dump(tmp_path / "wiki.xml", [page(f"Page {n}", "A word. " * 100) for n in range(20)])
+    )
+    assert (len(texts), waiting, most) == (20, 0, 1600)
+
+
+@pytest.mark.slow
+def test_a_page_of_50_megabytes_is_left_out_and_the_next_one_is_read(tmp_path: Path) -> None:
+    markup = "[[Long]] '''words''' and {{templates|with=[[links]]}}. " * 950_000
+    path = write_dump(tmp_path / "wiki.xml", [page("Long", markup), page("Arden", TOWNS["Arden"])])
+    assert len(markup) > 50_000_000
+    assert read(path) == ({"Arden": "Arden is a town on the Ouse."}, {"too long": 1})
 
 
 @pytest.mark.parametrize(("deaths", "left_out"), [(1, {}), (2, {"too long": 1})])
@@ -232,9 +266,13 @@ def articles(path: Path, kept: Path) -> list[Record]:
 def test_pages_that_were_parsed_before_a_kill_are_not_parsed_again(tmp_path: Path, monkeypatch) -> None:
     pages = [page(f"Page {n}", f"Number {n} is [[here]]. " * n) for n in range(1, 80)]
     path, kept = write_dump(tmp_path / "wiki.xml", pages), tmp_path / "build" / "parsed.sqlite"
-    monkeypatch.setattr(kept_values, "AT_ONCE", 4)
-    with closing(dumps.dump(path, Limits(kept=kept))) as killed:
-        first = list(islice(killed, 41))
+    script = (
+        "import os, sys; from tests.documents.test_wikipedia import *; from realm import kept_values;"
+        "kept_values.AT_ONCE = 4; path, kept = map(Path, sys.argv[1:]); read = dumps.dump(path, Limits(kept=kept));"
+        "[next(read) for _ in range(41)]; os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, path, kept], cwd=Path(__file__).parents[2])
+    assert killed.returncode == -signal.SIGKILL
     parse, parsed = dumps._Workers._parsed, []
 
     def counted(workers: Any, page: dumps.Page, dropped: list[str]) -> bytes:
@@ -243,8 +281,8 @@ def test_pages_that_were_parsed_before_a_kill_are_not_parsed_again(tmp_path: Pat
 
     monkeypatch.setattr(dumps._Workers, "_parsed", counted)
     found = articles(path, kept)
-    assert found == list(dumps.dump(path, Limits())) and found[:41] == first
-    assert not set(parsed[:-79]) & {one.title for one in first}
+    assert parsed == [one.title for one in found[40:]]  # of 41 pages, a multiple of 4 was written
+    assert found == list(dumps.dump(path, Limits()))
     parsed.clear()
     pages[5] = page("Page 6", "Another text.")
     assert articles(write_dump(path, pages), kept)[5].text == "Another text."

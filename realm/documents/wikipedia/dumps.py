@@ -45,6 +45,8 @@ from realm.text.tagger_processes import usable_cores
 
 MOST_SECONDS = 20
 """Most seconds of processor time for a page. A usual page takes milliseconds; ten thousand open tags would take hours."""
+MOST_WAITING = 32 << 20
+"""Length of the markup of pages that wait for a process, above which no further page is read."""
 _PART = 1 << 16
 
 
@@ -100,7 +102,8 @@ def _articles(
     path: Path, file: io.BufferedReader, limits: Limits, workers: "_Workers"
 ) -> Iterator[Record | Unreadable]:
     ended: Unreadable | None = None
-    pending: deque[Callable[[], Record | Unreadable]] = deque()
+    pending: deque[tuple[int, Callable[[], Record | Unreadable]]] = deque()
+    waiting = 0  # length of the markup of the pending pages
     pages = _pages(path, file, target := _Target(limits))
     while ended is None:
         try:
@@ -109,10 +112,14 @@ def _articles(
             page, ended = None, problem
         if page is None:
             break
-        pending.append(workers.submit(f"{path}: {page.title}", page, target.dropped))
-        if len(pending) > 8 * workers.count:
-            yield pending.popleft()()
-    for result in pending:
+        length = len(page.markup or "")
+        pending.append((length, workers.submit(f"{path}: {page.title}", page, target.dropped)))
+        waiting += length
+        while len(pending) > 8 * workers.count or (waiting > MOST_WAITING and len(pending) > 1):
+            length, result = pending.popleft()
+            waiting -= length
+            yield result()
+    for _, result in pending:
         yield result()
     if ended is not None:
         raise ended

@@ -68,7 +68,7 @@ _SIGN = "\x02"
 _MARK = re.compile(f"{_SIGN}([0-9]+){_SIGN}")
 """Marks the place of a link in the collected text, with the number of the link."""
 _DEBRIS = (
-    (re.compile(r"'{2,}"), ""),
+    (re.compile(r"'{2,}|\{{2,}|\}{2,}"), ""),
     (re.compile(r"\(\s*(?:[,;:]\s*)+"), "("),
     (re.compile(r"\s*[,;:]\s*\)"), ")"),
     (re.compile(r" ?\(\s*\)"), ""),
@@ -79,7 +79,8 @@ _DEBRIS = (
     (re.compile(r"\n{3,}"), "\n\n"),
 )
 """Patterns of text that is left over from the markup, and what replaces each pattern. The patterns find quotes that mark bold
-and italic words, superfluous white space, and punctuation that is left in a sentence without its templates: "Paris (; ) is"."""
+and italic words, braces of templates that are nested too deep for the parser, superfluous white space, and punctuation that is
+left in a sentence without its templates: "Paris (; ) is"."""
 _DROPPED = ("file", "image", "category", "media")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
 _SOURCES = frozenset(
