@@ -91,6 +91,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+IN_MEMORY = 2_000_000
+"""Most passages whose wordpieces a process without other ranks loads into memory (about 3 GB)."""
 
 
 class DocumentEntry(NamedTuple):
@@ -227,9 +229,13 @@ class KnowledgeBase:
 
     @cached_property
     def tokens(self) -> PassageTokens:
-        """Wordpieces of all passages, loaded into memory for training; several ranks of a machine map one copy."""
+        """Wordpieces of all passages, for training.
+
+        They are loaded into memory. The processes of a machine map one copy if there are several ranks, or if the knowledge base
+        is large, because a background build is a second process that needs them.
+        """
         with reading(self.table):
-            if distributed.local_ranks() == 1:
+            if distributed.local_ranks() == 1 and len(self) <= IN_MEMORY:
                 return load_tokens(self.table, self.tokenizer)
             folder = self.folder / MAPPED / f"{self.table.version}-{self.fingerprint}"
             return mapped_tokens(folder, self.table, self.tokenizer)

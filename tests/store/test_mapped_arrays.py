@@ -12,7 +12,7 @@ import torch
 
 from realm import distributed
 from realm.masking.masked_queries import SpanIndex
-from realm.store import schema
+from realm.store import knowledge_base, schema
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.mapped_arrays import MAPPED, mapped_arrays
 from realm.store.schema import TOKEN_COLUMNS, PassageTokens
@@ -55,6 +55,15 @@ def test_ranks_of_a_machine_map_the_wordpieces_and_spans_that_one_process_holds(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.from_numpy(mapped.body.row(0))
+
+
+def test_processes_map_the_wordpieces_of_a_large_knowledge_base(own_kb, monkeypatch) -> None:
+    monkeypatch.setattr(knowledge_base, "IN_MEMORY", len(own_kb) - 1)
+    mapped = own_kb.tokens
+    monkeypatch.setattr(knowledge_base, "IN_MEMORY", len(own_kb))
+    held = KnowledgeBase.open(own_kb.folder).tokens
+    assert is_mapped(mapped.body.values) and not is_mapped(held.body.values)
+    assert_same_tokens(mapped, held)
 
 
 def test_a_later_process_reads_the_files_that_the_first_process_wrote(own_kb, two_ranks, monkeypatch) -> None:
