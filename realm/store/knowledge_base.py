@@ -231,8 +231,8 @@ class KnowledgeBase:
     def tokens(self) -> PassageTokens:
         """Wordpieces of all passages, for training.
 
-        They are loaded into memory. The processes of a machine map one copy if there are several ranks, or if the knowledge base
-        is large, because a background build is a second process that needs them.
+        The wordpieces are loaded into memory. If there are several ranks, or if the knowledge base is large, all processes of a
+        machine map one copy, because each rank and each background build needs the wordpieces.
         """
         with reading(self.table):
             if distributed.local_ranks() == 1 and len(self) <= IN_MEMORY:

@@ -3,8 +3,8 @@
     KB/mapped/KEY/NAME/     an .npy file per array, and checksums; KEY identifies the version of the knowledge base
 
 The processes that `torchrun` starts on a machine use such arrays for the wordpieces and the spans of the knowledge base, and so
-does every process if the knowledge base is large. The arrays are computed from the knowledge base alone. So if the files are missing, damaged or of another version, the arrays are
-computed again.
+does every process if the knowledge base is large. The arrays are computed from the knowledge base alone. So if the files are
+missing, damaged or of another version, the arrays are computed again.
 """
 
 import contextlib
