@@ -131,7 +131,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--save-predictions",
         metavar="FILE",
         help="write the best answer to each question, the passage of this answer, and the ids of the retrieved passages to "
-        "this JSON Lines file; if the command is interrupted, the same command continues",
+        "this JSON Lines file; if the command is interrupted, repeat the command: known answers are not computed again",
     )
     _add_outcomes(evaluate, "question")
 
@@ -279,7 +279,6 @@ def _evaluate(args: argparse.Namespace) -> None:
 
 
 def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
-    from realm.model.manifest import read_manifest
     from realm.qa import pipeline, question_sets
     from realm.qa.kept_answers import kept_answers
     from realm.qa.predictions import write_predictions
@@ -296,13 +295,14 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
     answerer = pipeline.Answerer.load(args.kb, args.model, config)
     if answerer.model.span_reader is None and not (args.gold or args.unanswerable or args.save_predictions):
         return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])
-    manifests = [read_manifest(name) for name in (args.model, config.reader) if name is not None]
-    how = (manifests, answerer.kb.fingerprint, config, args.method, args.unanswerable, args.gold)
-    with kept_answers(args.save_predictions, *how) as kept:
-        asked = question_sets.ask(answerer, questions, args.method, args.unanswerable, args.gold, kept)
-        if args.save_predictions:
-            write_predictions(Path(args.save_predictions), asked.predictions)
-    return asked.report(questions, answerer.threshold, SCORINGS[args.scoring])
+    flags = (args.method, args.unanswerable, args.gold)
+    if args.save_predictions is None:
+        asked = question_sets.ask(answerer, questions, *flags)
+        return asked.report(questions, answerer.threshold, SCORINGS[args.scoring])
+    with kept_answers(args.save_predictions, *question_sets.identity(answerer, *flags)) as kept:
+        asked = question_sets.ask(answerer, questions, *flags, kept)
+        write_predictions(Path(args.save_predictions), asked.predictions)
+        return asked.report(questions, answerer.threshold, SCORINGS[args.scoring])
 
 
 def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
@@ -314,11 +314,13 @@ def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") 
 
     kb = KnowledgeBase.open(args.kb)
     system = load_system(args.model, kb)
-    with kept_answers(args.save_predictions, read_system(args.model), kb.fingerprint) as kept:
+    if args.save_predictions is None:
+        return score_predictions(kb, list(predict(system, kb, questions)), questions, SCORINGS[args.scoring])
+    identity = (read_system(args.model), kb.fingerprint, kb.table.version)
+    with kept_answers(args.save_predictions, *identity) as kept:
         predictions = list(predict(system, kb, questions, kept))
-        if args.save_predictions:
-            write_predictions(Path(args.save_predictions), predictions)
-    return score_predictions(kb, predictions, questions, SCORINGS[args.scoring])
+        write_predictions(Path(args.save_predictions), predictions)
+        return score_predictions(kb, predictions, questions, SCORINGS[args.scoring])
 
 
 def _score_predictions(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from realm.errors import InputError, shown
 from realm.files import write_json_lines
+from realm.progress import progress
 from realm.qa.question_files import Question, json_lines
 from realm.qa.scoring import evaluation
 from realm.qa.scoring.evaluation import Report
@@ -125,7 +126,8 @@ def score_predictions(
     Raises:
         InputError: a passage is not in the knowledge base.
     """
-    passages, again = tee(kb.passages(kb.passage_numbers(one.passages[:DEPTH])) for one in predictions)
+    shown = progress(predictions, total=len(predictions), description="score", unit="question", leave=False)
+    passages, again = tee(kb.passages(kb.passage_numbers(one.passages[:DEPTH])) for one in shown)
     texts = ([passage.text for passage in row] for row in passages)
     titles = ([passage.title for passage in row] for row in again)
     return evaluation.evaluate([one.answer for one in predictions], texts, questions, DEPTH, scoring, titles)

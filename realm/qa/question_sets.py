@@ -3,6 +3,7 @@
 Axis letters: B questions, K passages retrieved, N passages.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ from realm.model.manifest import set_calibration
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.answers import Answers
-from realm.qa.kept_answers import Certainty, KeptAnswers, Outcome
+from realm.qa.kept_answers import BestAnswer, Certainty, KeptAnswers, known_or_new
 from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, hybrid_bonus
 from realm.qa.predictions import DEPTH, Prediction, score_predictions
 from realm.qa.question_files import Question
@@ -147,39 +148,50 @@ def evaluate(
 
 
 class Answered(NamedTuple):
-    """Answers to questions, in the order of the questions."""
+    """The best answers to questions, in the order of the questions."""
 
     kb: KnowledgeBase
-    outcomes: list[Outcome]
+    answers: list[BestAnswer]
 
     def report(
         self, questions: Sequence[Question], threshold: float, scoring: Scoring = OURS
     ) -> evaluation.Report:
         """The report; `threshold` is the probability below which an answer is a guess."""
         without_N = None if self.without is None else _probability_N(self.without)
-        confidence = Confidence(_probability_N(self.best), threshold, without_N)
+        confidence = Confidence(_probability_N(self.certainties), threshold, without_N)
         report = score_predictions(self.kb, self.predictions, questions, scoring)
         return report._replace(confidence=confidence)
 
     @property
     def predictions(self) -> list[Prediction]:
         """The best answer to each question with its evidence; an empty answer if there is none."""
-        return [one.prediction for one in self.outcomes]
+        return [one.prediction for one in self.answers]
 
     @property
-    def best(self) -> list[Certainty]:
+    def certainties(self) -> list[Certainty]:
         """The certainty of each best answer."""
-        return [one.certainty for one in self.outcomes if one.certainty is not None]
+        return [one.certainty for one in self.answers]
 
     @property
     def without(self) -> list[Certainty] | None:
-        """The certainties without positives; None if these answers were not computed."""
-        found = [one.without for one in self.outcomes if one.without is not None]
-        return found if len(found) == len(self.outcomes) else None
+        """The certainty of each best answer without positives; None if these answers were not computed."""
+        found = [one.without for one in self.answers if one.without is not None]
+        return found or None
 
 
 def _probability_N(certainties: Sequence[Certainty]) -> np.ndarray:
     return np.array([one.probability for one in certainties])
+
+
+def identity(answerer: Answerer, *flags: object) -> tuple[object, ...]:
+    """All on which the answers of a model depend besides the question: weights, passages, settings and `flags`."""
+    model, digest = answerer.model, hashlib.sha256()
+    for part in (model.embedder, model.span_reader):
+        for name, value in sorted(part.state_dict().items()) if part is not None else ():
+            digest.update(name.encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    corpus = (answerer.kb.fingerprint, answerer.kb.table.version, answerer.version.number)
+    return digest.hexdigest(), model.lengths, model.calibration, corpus, answerer.config, *flags
 
 
 def ask(
@@ -196,25 +208,21 @@ def ask(
     """
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)
-    outcomes: list[Outcome] = []
     own_passages = _OwnPassages(answerer.kb) if gold else None
-    for part in _batches(questions, 16, "evaluate"):
-        found = None if kept is None else kept.find(part)
-        if found is None:
-            found = _ask(answerer, part, method, unanswerable, own_passages)
-            if kept is not None:
-                kept.keep(part, found)
-        outcomes += found
-    return Answered(answerer.kb, outcomes)
+    answer = partial(_ask, answerer, method, unanswerable, own_passages)
+    answers = [
+        one for part in _batches(questions, 16, "evaluate") for one in known_or_new(kept, part, answer)
+    ]
+    return Answered(answerer.kb, answers)
 
 
 def _ask(
     answerer: Answerer,
-    questions: Sequence[Question],
     method: Method | None,
     unanswerable: bool,
     own_passages: "_OwnPassages | None",
-) -> list[Outcome]:
+    questions: Sequence[Question],
+) -> list[BestAnswer]:
     asked = [q.question for q in questions]
     if own_passages is not None:
         number_BN = own_passages(questions)
@@ -229,7 +237,7 @@ def _ask(
         others_BN = _without_answers(questions, number_BN, texts, read)
         without = [_certainty(one) for one in answerer.answer_from(asked, others_BN, bonus_BN)]
     return [
-        Outcome(_prediction(answerer.kb, question, number_N, read, found), _certainty(found), certainty)
+        BestAnswer(_prediction(answerer.kb, question, number_N, read, found), _certainty(found), certainty)
         for question, number_N, found, certainty in zip(questions, number_BN, answers, without, strict=True)
     ]
 
@@ -329,7 +337,7 @@ def calibrate(
     assert before.correct_N is not None
     with_positives, without = (
         Evidence(_probability_N(certainties), [one.features for one in certainties])
-        for certainties in (asked.best, asked.without)
+        for certainties in (asked.certainties, asked.without)
     )
     fitted = replace(fit(with_positives, before.correct_N, without), method=method)
     set_calibration(Path(model), fitted)

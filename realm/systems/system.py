@@ -35,7 +35,7 @@ from realm.model.folder import Model, replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
 from realm.progress import progress
-from realm.qa.kept_answers import KeptAnswers, Outcome
+from realm.qa.kept_answers import BestAnswer, KeptAnswers, known_or_new
 from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import is_correct
@@ -304,21 +304,19 @@ def predict(
 
     Questions whose answers are kept are not asked again.
     """
+
+    def answer(part: Sequence[Question]) -> list[BestAnswer]:
+        started = time.perf_counter()
+        found = system.answer([one.question for one in part])
+        ms = (time.perf_counter() - started) * 1000 / len(part)
+        return [
+            BestAnswer(prediction(kb, question, one, ms)) for question, one in zip(part, found, strict=True)
+        ]
+
     with progress(total=len(questions), description="answer", unit="question") as bar:
         for first in range(0, len(questions), BATCH):
             part = questions[first : first + BATCH]
-            outcomes = None if kept is None else kept.find(part)
-            if outcomes is None:
-                started = time.perf_counter()
-                found = system.answer([one.question for one in part])
-                ms = (time.perf_counter() - started) * 1000 / len(part)
-                outcomes = [
-                    Outcome(prediction(kb, question, one, ms))
-                    for question, one in zip(part, found, strict=True)
-                ]
-                if kept is not None:
-                    kept.keep(part, outcomes)
-            yield from (one.prediction for one in outcomes)
+            yield from (one.prediction for one in known_or_new(kept, part, answer))
             bar.update(len(part))
 
 

@@ -1,16 +1,21 @@
 """Interrupted evaluations, compared with evaluations that were not interrupted."""
 
 import json
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from realm import cli
+from realm.qa import question_sets
 from realm.qa.kept_answers import kept_answers
 from realm.qa.pipeline import Answerer
 from realm.qa.predictions import Prediction
@@ -77,18 +82,89 @@ def test_an_interrupted_evaluation_asks_only_the_other_questions_and_reports_the
     assert len(asked) == 70 * times  # nothing is kept of a finished evaluation
 
 
+def test_an_evaluation_that_is_interrupted_during_its_report_asks_nothing_again(
+    evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = evaluate()
+    with monkeypatch.context() as patch:
+        patch.setattr(question_sets, "score_predictions", MagicMock(side_effect=KeyboardInterrupt))
+        assert evaluate()[0] == 130
+    asked = counted(monkeypatch, 1000)
+    assert evaluate() == whole and asked == []
+
+
 @pytest.mark.parametrize(
-    "change", [["--method", "bm25"], ["--set", "read=3"], ["--unanswerable"], ["--reader", "the same"]]
+    ("change", "times"),
+    [
+        (["--method", "bm25"], 1),
+        (["--set", "read=3"], 1),
+        (["--unanswerable"], 2),
+        (["--set", "threshold=0.9"], 1),
+    ],
 )
 def test_answers_of_an_evaluation_with_other_settings_are_not_used(
-    change: list[str], evaluate: Evaluate, qa_folder: Path, monkeypatch: pytest.MonkeyPatch
+    change: list[str], times: int, evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         counted(patch, 40)
         evaluate()
     asked = counted(monkeypatch, 1000)
-    assert evaluate(*(str(qa_folder) if word == "the same" else word for word in change))[0] == 0
-    assert len(asked) >= 70
+    assert evaluate(*change)[0] == 0
+    assert len(asked) == 70 * times
+
+
+def test_answers_of_other_weights_are_not_used(evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        counted(patch, 40)
+        evaluate()
+    load = Answerer.load
+
+    def changed(*words: Any) -> Answerer:
+        answerer = load(*words)
+        assert answerer.model.span_reader is not None
+        next(iter(answerer.model.span_reader.parameters())).data += 0.01
+        return answerer
+
+    monkeypatch.setattr(Answerer, "load", changed)
+    asked = counted(monkeypatch, 1000)
+    assert evaluate()[0] == 0 and len(asked) == 70
+
+
+def test_a_killed_evaluation_keeps_the_answers_of_all_finished_batches(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from tests.qa.test_kept_answers import *;"
+        "context = kept_answers(sys.argv[1], 'a'); kept = context.__enter__();"
+        "[next(answers) for answers in [predict(Echo(), None, QUESTIONS, kept)] for _ in range(33)];"
+        "os.kill(os.getpid(), 9)"
+    )
+    killed = subprocess.run([sys.executable, "-c", script, tmp_path / "p"], cwd=Path(__file__).parents[2])
+    assert killed.returncode == -signal.SIGKILL
+    system = Echo()
+    answers(tmp_path, system, QUESTIONS, "a", 40)
+    assert system.asked == []  # 40 questions are three batches, and the third batch was finished
+
+
+def test_other_files_with_the_name_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "p.unfinished").write_text("my notes, which are no database")
+    with kept_answers(str(tmp_path / "p"), "a") as kept:
+        assert len(list(predict(Echo(), None, QUESTIONS, kept))) == 40  # type: ignore[arg-type]
+    assert (tmp_path / "p.unfinished").read_text() == "my notes, which are no database"
+    assert len(caplog.messages) == 1 and "cannot be used" in caplog.text
+
+
+def test_a_refused_evaluation_leaves_no_file(tiny_kb, tiny_model_folder, tmp_path: Path, capsys) -> None:
+    (tmp_path / "q.jsonl").write_text('{"question": "who?", "answers": ["a"]}')
+    words = [
+        "evaluate",
+        "--kb",
+        tiny_kb.folder,
+        "--model",
+        tiny_model_folder,
+        "--questions",
+        tmp_path / "q.jsonl",
+    ]
+    assert cli.main([*map(str, words), "--save-predictions", str(tmp_path / "made" / "p.jsonl")]) == 2
+    assert not (tmp_path / "made").exists()
 
 
 class Echo:
@@ -134,7 +210,7 @@ def test_a_system_answers_each_question_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"{}", b"[1]", b'{"prediction": {"id": 1}, "certainty": null}', b"\xff"]
+    "value", [b"", b"{}", b"[1]", b'{"prediction": {"id": 1}, "certainty": []}', b"\xff"]
 )
 def test_damaged_answers_are_asked_again(value: bytes, tmp_path: Path) -> None:
     whole = answers(tmp_path, Echo(), QUESTIONS, "a", 40)
