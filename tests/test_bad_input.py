@@ -146,7 +146,7 @@ DOCUMENTS = {
 }
 ODD = {f"{name}.{suffix}": f"{name}.{suffix}" for name in CONTENTS for suffix in SUFFIXES}
 ODD = {file: says for file, says in ODD.items() if file not in ("latin1.txt", "latin1.md", "latin1.html")}
-ODD |= {"cut.parquet": "is not Parquet", "empty.csv": "cannot read .csv files", "nothing": "folder is empty"}
+ODD |= {"cut.parquet": "is not Parquet", "empty.csv": "empty.csv is empty", "nothing": "folder is empty"}
 
 
 DOCUMENT_CASES = [(c, f) for c in (BUILD, REPLACE, f"{BUILD} --vocab-size 100", ADD) for f in DOCUMENTS]

@@ -181,13 +181,9 @@ def _build(args: argparse.Namespace) -> None:
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     limit = config.max_document_chars
     engine = engine_of(args)
+    kept = unfinished_folder(Path(args.out)) / PARSED
     documents = read_documents(
-        args.sources,
-        limit,
-        reading,
-        headings=config.reads_headings,
-        engine=engine,
-        kept=unfinished_folder(Path(args.out)) / PARSED,
+        args.sources, limit, reading, headings=config.reads_headings, engine=engine, kept=kept
     )
     if config.near_duplicates:
         documents = without_near_duplicates(documents, config.near_duplicates, reading)
@@ -195,7 +191,7 @@ def _build(args: argparse.Namespace) -> None:
         tokenizer = Tokenizer.load(config.tokenizer)
     else:
         again = progress(
-            read_documents(args.sources, limit, for_vocabulary, engine=engine),
+            read_documents(args.sources, limit, for_vocabulary, engine=engine, kept=kept),
             total=None, description="vocabulary", unit="document",
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)

@@ -111,6 +111,17 @@ class ReadingReport:
         return lines
 
 
+class _StrictReport(ReadingReport):
+    """Raises the first problem, unless it is one of `EXPECTED`."""
+
+    MOST = 1
+
+    def leave_out(self, problem: Unreadable) -> None:
+        if problem.reason not in EXPECTED:
+            raise problem
+        super().leave_out(problem)
+
+
 def _few(names: Sequence[str], number: int) -> str:
     return ", ".join(shortened(name, 100) for name in names) + (", ..." if number > len(names) else "")
 
@@ -148,6 +159,7 @@ def read_documents(
     ]
     if report is None:
         _refuse(found)
+        report = _StrictReport()
     limits = Limits(max_document_chars, headings)
     if engine is not None and engine.engine == "ray":
         return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
@@ -170,7 +182,7 @@ def documents_of(
         else Unreadable(f"record {number}", Reason.FIELDS, f"record {number} is {shown(one)}, not a mapping")
         for number, one in enumerate(records, start=1)
     )
-    return _documents(read, Limits(max_document_chars), None)
+    return _documents(read, Limits(max_document_chars), _StrictReport())
 
 
 def stamp(sources: Sequence[str], but: Path | None = None) -> str:
@@ -208,7 +220,7 @@ def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
 def _documents(
     read: Iterable[Record | Unreadable],
     limits: Limits,
-    report: ReadingReport | None,
+    report: ReadingReport,
     taken: Collection[str] = (),
 ) -> Iterator[Document]:
     repeats: Counter[str] = Counter()
@@ -218,10 +230,7 @@ def _documents(
         for one in read:
             problem = one if isinstance(one, Unreadable) else _problem(one, used, limits)
             if problem is not None:
-                if report is not None:
-                    report.leave_out(problem)
-                elif problem.reason not in EXPECTED:
-                    raise problem
+                report.leave_out(problem)
                 continue
             assert isinstance(one, Record)
             name = one.title if one.title.strip() else one.where
@@ -229,13 +238,12 @@ def _documents(
             while used.put(key_of(document_id)) is not None:
                 repeats[name] += 1
                 document_id = f"{name} ({repeats[name] + 1})"
-            if report is not None:
-                report.documents += 1
-                if one.assumed:
-                    report.assume(one.where, one.assumed)
-            fields = clean_fields(one.fields, None if report is None else report.fields_left_out)
+            report.documents += 1
+            if one.assumed:
+                report.assume(one.where, one.assumed)
+            fields = clean_fields(one.fields, report.fields_left_out)
             yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
-    if report is not None and not report.documents and report.reasons:
+    if not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
         raise InputError(f"nothing could be read; {'; '.join(report.lines())}")

@@ -150,7 +150,8 @@ def build(
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
     merged = originals(table, again)
     write_merged(work, {document: again[document] for document in merged})
-    (work / PARSED).unlink(missing_ok=True)
+    for path in work.glob(f"{PARSED}*"):
+        path.unlink()
     put_in_place(work, target)
     return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty, merged)
 
@@ -244,7 +245,7 @@ def check_target(target: Path, replace: bool) -> None:
 def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """The table of an interrupted build, if a build with these settings can continue that build; otherwise None.
 
-    The files of an interrupted build that cannot be continued are removed.
+    The files of an interrupted build that cannot be continued are removed, except for the parsed pages of dumps.
     """
     if not work.exists():
         return None
@@ -269,7 +270,9 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
             )
         except RealmError as error:
             _log.warning("%s; starting from the beginning", error)
-    shutil.rmtree(work)
+    for path in work.iterdir():
+        if not path.name.startswith(PARSED):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     return None
 
 

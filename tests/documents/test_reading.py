@@ -63,22 +63,38 @@ def test_a_json_file_has_an_object_a_list_of_objects_or_an_object_per_line(
         json.dumps(two, indent=2, ensure_ascii=False): documents[1:],
         json.dumps([one, two]): documents,
         "\ufeff" + json.dumps([one, two], indent=1): documents,
+        b"\xff\xfe" + lines(one, two).encode("utf-16-le"): documents,
+        json.dumps(two, ensure_ascii=False).encode("cp1252") + b"\n" + lines(one).encode(): documents[::-1],
     }
     for number, (content, expected) in enumerate(contents.items()):
-        data = content.encode()
+        data = content.encode() if isinstance(content, str) else content
         file = write(tmp_path / f"{number}{ending}", gzip.compress(data) if ending.endswith("gz") else data)
         assert read(file) == expected
 
 
 def test_json_without_titles_and_texts_is_a_file_of_another_type(tmp_path: Path) -> None:
-    others = ({"name": "realm", "version": 1}, [1, 2, 3], {}, [], "text", None, [{"a": 1}, {"b": 2}])
-    for number, other in enumerate(others):
-        write(tmp_path / f"{number}.json", json.dumps(other))
+    schema, vocabulary = {"title": "Town", "type": "object"}, {"title": 5, "text": 7}
+    others = ({"name": "realm"}, [1, 2, 3], {}, [], "text", None, [{"a": 1}, {"b": 2}], schema, vocabulary)
+    contents = [*map(json.dumps, others), lines({"event": 1}, {"event": 2})]
+    for number, content in enumerate(contents):
+        write(tmp_path / f"{number}.json", content)
+    write(tmp_path / "sales.csv", "year,sum\n2020,5\n")
+    with pytest.raises(InputError, match="JSON without documents"):
+        read(tmp_path / "0.json")
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem
     report = ReadingReport()
     list(read_documents([str(tmp_path)], report=report))
-    assert report.reasons == {"of a type that is not read": len(others)}
+    assert report.reasons == {"of a type that is not read": len(contents) + 1}
+
+
+def test_json_lines_after_a_damaged_line_are_read(tmp_path: Path) -> None:
+    good = {"title": "A", "text": "One."}
+    for first, reason in (('{"title": "B", "te', "not JSON"), ("[1]", "without a usable title, text or id")):
+        report = ReadingReport()
+        file = write(tmp_path / "a.json", f"{first}\n{lines(good)}")
+        assert [one.title for one in read_documents([str(file)], report=report)] == ["A"]
+        assert report.reasons == {reason: 1}
 
 
 def test_a_problem_in_a_json_file_has_its_place(tmp_path: Path) -> None:
@@ -146,7 +162,7 @@ any_bytes = st.binary(max_size=60) | st.text("<>/abhrp1 \n&;#-|`*[]{}()!:\"'\\é
 
 @given(any_bytes)
 def test_any_bytes_are_documents_or_bad_input(tmp_path_factory, content: bytes) -> None:
-    for suffix in (".jsonl", ".json", ".txt", ".md", ".html"):
+    for suffix in (".jsonl", ".json", ".csv", ".tsv", ".txt", ".md", ".html"):
         file = write(tmp_path_factory.getbasetemp() / f"any{suffix}", content)
         with suppress(InputError):
             read(file)

@@ -507,6 +507,22 @@ def test_csv_is_read_with_the_separator_of_its_heading_line(separator: str, tmp_
     assert [dict(one.fields) for one in documents] == [{"year": 2020}, {"a_b": "x;y"}]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_csv_as_excel_writes_it(encoding: str, tmp_path: Path) -> None:
+    content = 'sep=;\r\n\r\ntitle;text;"a, b, c, d"\r\n"Café";"Es heißt ""Café""; so.";1\r\n'
+    (tmp_path / "notes.csv").write_bytes(content.encode(encoding))
+    report = ReadingReport()
+    (found,) = read_documents([str(tmp_path / "notes.csv")], report=report)
+    assert (found.title, found.text) == ("Café", 'Es heißt "Café"; so.')
+    assert list(report.assumed.values()) == (["cp1252"] if encoding == "cp1252" else [])
+
+
+def test_a_table_with_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Limits, "file_bytes", 1 << 20)
+    (tmp_path / "notes.csv").write_text("title,text\nA,One.\nB," + "x" * 3_000_000)
+    assert read(tmp_path / "notes.csv") == ({"A": "One."}, {"too long": 1})
+
+
 def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("name\tvalue\na\tb\n")
     with pytest.raises(InputError, match=r"x\.tsv: the first line has no column text or title"):

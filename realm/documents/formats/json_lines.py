@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from realm.documents.formats.compressed import opened
@@ -46,36 +47,62 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """The record of a JSON object, or a record for each object of a list. A file with an object per line is JSON Lines.
 
-    A file without any title or text, such as the settings of a program, is left out as a file of another type.
+    A file in which no object has a title and a text, such as the settings of a program, is left out as a file of another type.
 
     Raises:
-        Unreadable: the file is empty, binary, damaged, too long or not JSON.
+        Unreadable: the file is empty, binary, damaged, too long, not JSON or of another type.
     """
+    another = Unreadable(path, Reason.TYPE, f"{path}: JSON without documents, which have a title and a text")
     with opened(path) as file:
-        lines = (line for line in iter(lambda: file.readline(limits.file_bytes), b"") if line.strip())
-        first, second = next(lines, b""), next(lines, b"")
-    if second and isinstance(_value(first), dict):
+        texts = (_text_of(raw) for raw, _ in _raw_lines(path, file, limits))
+        values = [_value(text) for text in islice(filter(None, texts), 2)]
+    if len(values) == 2 and any(isinstance(one, dict) for one in values):
+        if not any(map(_is_document, values)):
+            raise another
         yield from json_lines(path, limits)
         return
-    text, assumed = whole(path, limits)
+    try:
+        text, assumed = whole(path, limits)
+    except Unreadable as problem:
+        if problem.reason is not Reason.TOO_LONG:
+            raise
+        message = "too long to be read at once: write one object per line"
+        raise Unreadable(
+            path, Reason.TOO_LONG, f"{path}: over {limits.file_bytes:,} bytes, {message}"
+        ) from None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Unreadable(path, Reason.NOT_JSON, f"{path}: not JSON ({_why(error)})") from None
-    values = value if isinstance(value, list) else [value]
-    if not any(isinstance(one, dict) and present_names(one).keys() & {"title", "text"} for one in values):
-        raise Unreadable(path, Reason.TYPE, f"{path}: JSON without titles and texts")
-    for number, one in enumerate(values, start=1):
+    objects = value if isinstance(value, list) else [value]
+    if not any(map(_is_document, objects)):
+        raise another
+    for number, one in enumerate(objects, start=1):
         where = f"{path}: value {number}" if isinstance(value, list) else str(path)
         found = _of_value(where, "the value", one)
         yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
 
 
-def _value(line: bytes) -> object:
-    """The value of a line; None if the line is not JSON."""
+def _text_of(raw: bytes | None) -> str:
+    """The text of a line; "?", which is not JSON, if the line is too long or cannot be decoded."""
+    with suppress(Unreadable):
+        return "?" if raw is None else decode(raw, "").text.strip()
+    return "?"
+
+
+def _value(text: str) -> object:
+    """The value of a text; None if the text is not JSON."""
     with suppress(ValueError, RecursionError):
-        return json.loads(line)
+        return json.loads(text)
     return None
+
+
+def _is_document(value: object) -> bool:
+    """Whether a value is an object with a title and a text."""
+    if not isinstance(value, dict):
+        return False
+    present = present_names(value)
+    return all(part in present and isinstance(value[present[part]], str) for part in ("title", "text"))
 
 
 def _why(error: Exception) -> str:

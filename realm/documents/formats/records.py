@@ -93,7 +93,7 @@ def need(package: str, path: Path) -> None:
 
 
 class Limits(NamedTuple):
-    """How documents are read: limits of length, which also limit the memory of a reader, and two choices."""
+    """How documents are read: limits of length, which also limit the memory of a reader; headings; and what is kept."""
 
     document_chars: int = 1_000_000
     """Most characters of a document."""

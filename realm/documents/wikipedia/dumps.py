@@ -5,7 +5,7 @@ dump is read twice: the first time only for its redirects, so that a link to a r
 A page that takes too much time or memory ends the process that parses the page, and is left out. If the process was killed for
 another reason, another process parses the page. The memory for reading a dump does not depend on its length.
 
-With `Limits.kept`, what was parsed is kept on disk until the end of the build, because parsing takes much longer than reading.
+With `Limits.kept`, parsed pages are kept on disk until the end of the build, because parsing takes much longer than reading.
 """
 
 import hashlib
@@ -306,13 +306,13 @@ class _Workers(AbstractContextManager["_Workers"]):
         return answer, code
 
     def __exit__(self, *exception: object) -> None:
-        if self._kept is not None:
-            self._kept.close()
         self._threads.shutdown(cancel_futures=True)
         for _ in range(self.count):
             if child := self._idle.get():
                 child.kill()
                 child.communicate()
+        if self._kept is not None:
+            self._kept.close()
 
 
 def _record(where: str, title: str, answer: bytes) -> Record | Unreadable:
@@ -340,7 +340,7 @@ def _key(page: Page, dropped: list[str]) -> bytes:
 @cache
 def _parser() -> str:
     """The version of the parser's library, and a digest of the code that makes text from the parser's output."""
-    code = Path(__file__).with_name("wikitext.py").read_bytes()
+    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("titles.py", "wikitext.py"))
     return f"{version('mwparserfromhell')} {hashlib.sha256(code).hexdigest()}"
 
 
