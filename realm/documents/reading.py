@@ -112,9 +112,7 @@ class ReadingReport:
 
 
 class _StrictReport(ReadingReport):
-    """Raises the first problem, unless it is one of `EXPECTED`."""
-
-    MOST = 1
+    """Raises the first problem, unless its reason is one of `EXPECTED`; such problems are counted, and logged at the end."""
 
     def leave_out(self, problem: Unreadable) -> None:
         if problem.reason not in EXPECTED:
@@ -247,6 +245,9 @@ def _documents(
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
         raise InputError(f"nothing could be read; {'; '.join(report.lines())}")
+    if isinstance(report, _StrictReport):
+        for line in report.lines():
+            logger.warning(line)
 
 
 def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:

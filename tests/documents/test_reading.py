@@ -72,7 +72,9 @@ def test_a_json_file_has_an_object_a_list_of_objects_or_an_object_per_line(
         assert read(file) == expected
 
 
-def test_json_without_titles_and_texts_is_a_file_of_another_type(tmp_path: Path) -> None:
+def test_json_without_titles_and_texts_is_a_file_of_another_type(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     schema, vocabulary = {"title": "Town", "type": "object"}, {"title": 5, "text": 7}
     others = ({"name": "realm"}, [1, 2, 3], {}, [], "text", None, [{"a": 1}, {"b": 2}], schema, vocabulary)
     contents = [*map(json.dumps, others), lines({"event": 1}, {"event": 2})]
@@ -83,6 +85,7 @@ def test_json_without_titles_and_texts_is_a_file_of_another_type(tmp_path: Path)
         read(tmp_path / "0.json")
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem
+    assert f"left out: {len(contents) + 1} of a type that is not read" in caplog.text
     report = ReadingReport()
     list(read_documents([str(tmp_path)], report=report))
     assert report.reasons == {"of a type that is not read": len(contents) + 1}
