@@ -55,13 +55,22 @@ def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[TextIO]:
-    """A temporary file. When the block ends without an error, the file is synced to disk and renamed to `path`."""
+    """A temporary text file that becomes `path`; see `new_file`."""
+    with new_file(path) as aside, aside.open("w", encoding="utf-8") as file:
+        yield file
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """The path of a temporary file. When the block ends without an error, the file is synced to disk and renamed to `path`."""
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
+        descriptor = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

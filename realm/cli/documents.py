@@ -83,12 +83,12 @@ def add_documents(verbs: "Commands[Parser]") -> None:
     export = add_command(
         verbs,
         _export,
-        "write the documents to a JSON Lines file, from which `realm kb build` makes the same passages again",
+        "write the documents to a JSON Lines or Parquet file, from which `realm kb build` makes the same passages again",
         "realm kb export --kb kb --out documents.jsonl",
     )
     export.add_where("write only documents", "")
     export.add_kb()
-    export.add_out("JSON Lines file, or its address in an object store (s3:// gs://)")
+    export.add_out("file, .parquet or JSON Lines, or its address in an object store (s3:// gs://)")
 
 
 class ShownPassageJson(TypedDict):
@@ -217,14 +217,21 @@ def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
 def _export(args: argparse.Namespace) -> None:
     from realm.documents.formats.compressed import uncompressed
     from realm.documents.remote import uploaded
-    from realm.store.export import exported
+    from realm.store.export import exported, write_parquet
     from realm.store.knowledge_base import KnowledgeBase
 
-    records = exported(KnowledgeBase.open(args.kb), args.where)
+    kb = KnowledgeBase.open(args.kb)
+    found = exported(kb, args.where)
+    records = progress(found, total=None, description="export", unit="document")
     with uploaded(args.out) if "://" in args.out else _local(Path(args.out)) as out:
         if uncompressed(out) != out:
-            raise InputError(f"{out.name}: the file is not compressed, so give it a name that ends in .jsonl")
-        write_json_lines(out, progress(records, total=None, description="export", unit="document"))
+            raise InputError(
+                f"{out.name}: the file is not compressed, so give it a name that ends in .jsonl or .parquet"
+            )
+        if out.suffix.lower() == ".parquet":
+            write_parquet(out, kb, records)
+        else:
+            write_json_lines(out, records)
     say_where(args, "the documents are", args.out)
 
 

@@ -1,15 +1,22 @@
-"""Writes a knowledge base back as documents, one JSON object per document."""
+"""Writes a knowledge base back as documents: one JSON object per document, or a row of a Parquet file."""
 
-from collections.abc import Iterator
-from itertools import groupby
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby, islice
+from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from realm.errors import InputError
+from realm.files import new_file
+from realm.store.fields.columns import arrow_type, joined_kind
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.merged import read_merged
 from realm.text.corpus import Passage
-from realm.text.fields import Fields
+from realm.text.fields import Fields, Kind, column_value, kind_of
 
 _AT_ONCE = 1024
 """Passages that are read at a time."""
@@ -33,6 +40,56 @@ class ExportedJson(TypedDict):
     """The passages, if there are several; a build from this record makes the same passages."""
     metadata: NotRequired[dict[str, Any]]
     """Fields of the document, if it has fields."""
+
+
+_PASSAGES = pa.list_(pa.struct([("title", pa.string()), ("text", pa.string())]))
+
+
+def write_parquet(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]) -> None:
+    """Writes documents of `kb` as rows with the columns `id`, `title`, `text` and `passages`, and a column for each field.
+
+    A column of whole numbers and other numbers has numbers; a column of values of other kinds has texts. Lists and objects are
+    JSON texts. Fields by which filters cannot select, because there are too many, are left out. After a kill, the old file or
+    the complete new file exists.
+
+    Raises:
+        InputError: a field is named `passages`.
+    """
+    kinds = {name: set(several) for name, several in kb.kinds.items()}
+    for one in read_merged(kb.folder, kb.table.version).values():  # the table has no column of their fields
+        for name, value in one.fields.items():
+            kinds.setdefault(name, set()).add(kind_of(value))
+    if "passages" in kinds:
+        raise InputError(
+            "a field is named passages, as a column of the Parquet file: export to a .jsonl file"
+        )
+    columns = {name: joined_kind(several) for name, several in kinds.items()}
+    schema = pa.schema(
+        [
+            *((name, pa.string()) for name in ("id", "title", "text")),
+            ("passages", _PASSAGES),
+            *((name, arrow_type(kind)) for name, kind in columns.items()),
+        ]
+    )
+    records = iter(records)
+    with new_file(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+        while part := list(islice(records, _AT_ONCE)):
+            rows = [{**one, **_cells(one.get("metadata", {}), columns)} for one in part]
+            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+
+
+def _cells(fields: Fields, columns: Mapping[str, Kind]) -> dict[str, Any]:
+    """The values of a document's fields, each in the type of its column."""
+    found: dict[str, Any] = {}
+    for name, value in fields.items():
+        match columns.get(name):
+            case "text":
+                found[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            case "float":
+                found[name] = float(value)
+            case kind if kind is not None:
+                found[name] = column_value(value)
+    return found
 
 
 def exported(kb: KnowledgeBase, where: str | None = None) -> Iterator[ExportedJson]:

@@ -9,6 +9,7 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -276,6 +277,43 @@ def test_a_build_from_an_export_is_the_same_knowledge_base(
         assert [one["id"] for one in found] == [one.id for one in kb.documents(where=where)]
         assert found == [whole[one["id"]] for one in found]
     assert len(list(exported(kb, "title = 'Long > A'"))) == changed
+
+
+def test_a_build_from_a_parquet_export_has_the_same_passages_and_the_values_of_fields(
+    kb: KnowledgeBase, tmp_path: Path
+) -> None:
+    sections = (Section(0, "Long > A"), Section(20, "Long > B"))
+    mixed: list[Any] = ["old", 7, 2.5, True, "2020-12-31", "2020-12-31T23:59:59Z", ["a", 1], None]
+    documents = [
+        Document(f"D{n}", f"It has {n} inns.", f"m{n}", None, {"mixed": value, "number": [1, 2.5][n % 2]})
+        for n, value in enumerate(mixed)
+    ]
+    long = Document("Long", "It has 2 inns. It i. " + "It is in town. " * 9, "long", None, {"a": 1}, sections)
+    kb.add([long, *documents, DOCUMENTS[4]._replace(id="copy", fields={"b": 2})], TinyTagger())
+    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / "out.parquet")]) == 0
+    again = make(tmp_path / "again", read_documents([str(tmp_path / "out.parquet")]))
+    assert [one.id for one in again] == [one.id for one in kb]
+    assert (again.fingerprint, again.merged()) == (kb.fingerprint, kb.merged())
+    there = fields_of(again)
+    for name, fields in fields_of(kb).items():
+        for field, value in fields.items():
+            if field == "mixed" or isinstance(value, list | dict):
+                value = value if isinstance(value, str) else json.dumps(value)
+            assert there[name][field] == value, (name, field)
+        assert there[name].keys() == fields.keys()
+    table = pq.read_table(tmp_path / "out.parquet")
+    assert (
+        str(table.schema.field("year").type) == "int64" and str(table.schema.field("number").type) == "double"
+    )
+
+
+def test_a_parquet_file_with_a_field_named_passages_is_refused(
+    kb: KnowledgeBase, tmp_path: Path, capsys
+) -> None:
+    kb.add([Document("New", "It has 5 inns.", "n", None, {"passages": 5})], TinyTagger())
+    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / "out.parquet")]) == 2
+    assert "a field is named passages" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*out.parquet*"))
 
 
 def test_a_title_shows_the_one_document_that_has_it_whole(kb: KnowledgeBase, capsys) -> None:

@@ -46,6 +46,7 @@ def _parquet(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
 
     with pq.ParquetFile(path, pre_buffer=False) as file:
         names = _columns(path, file.schema_arrow)
+        starts = tuple(names)  # the parts of a nested column have longer names
         rows.expect(file.metadata.num_rows)
         total = -(-file.metadata.num_rows // _BATCH)
         for number in range(file.num_row_groups):
@@ -53,7 +54,8 @@ def _parquet(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
             columns = [group.column(place) for place in range(group.num_columns)]
             # A value that every row repeats counts once in this size.
             size = max(
-                (one.total_uncompressed_size for one in columns if one.path_in_schema in names), default=1
+                (one.total_uncompressed_size for one in columns if one.path_in_schema.startswith(starts)),
+                default=1,
             )
             few = max(1, min(_BATCH, _BATCH_BYTES // max(1, size)))
             for batch in file.iter_batches(few, [number], names, use_threads=False):
@@ -83,9 +85,10 @@ def _arrow(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
 
 
 def _columns(path: Path, schema: Any) -> list[str]:
-    """The names of the columns to read: title, text, id if the file has one, and the columns that can be fields.
+    """The names of the columns to read: title, text, id if the file has one, the passages, and the columns that can be fields.
 
-    A field is a text, a number, a truth value, a date or a time. Columns of lists and structs are not read.
+    A field is a text, a number, a truth value, a date or a time. The passages are those that `realm kb export` writes. Other
+    columns of lists and structs are not read.
     """
     import pyarrow.types as types
 
@@ -111,7 +114,17 @@ def _columns(path: Path, schema: Any) -> list[str]:
                 f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings",
             )
     others = [name for name in schema.names if name not in present.values() and schema.names.count(name) == 1]
-    return [*present.values(), *(name for name in others if _can_be_field(schema.field(name).type))]
+    read = [
+        name for name in others if _can_be_field(schema.field(name).type) or _has_passages(schema.field(name))
+    ]
+    return [*present.values(), *read]
+
+
+def _has_passages(field: Any) -> bool:
+    import pyarrow.types as types
+
+    kind = field.type
+    return field.name == "passages" and types.is_list(kind) and types.is_struct(kind.value_type)
 
 
 def _can_be_field(kind: Any) -> bool:
@@ -171,9 +184,11 @@ class _Rows:
 
 
 def _size(value: Any) -> int:
-    """Bytes of an Arrow string, found without making a Python string; 0 for a number."""
+    """Bytes of an Arrow string or list, found without making a Python object; 0 for a number."""
     import pyarrow as pa
 
+    if isinstance(value, pa.ListScalar):
+        return value.values.nbytes if value.is_valid else 0
     if isinstance(value, pa.DictionaryScalar):
         value = value.value
     buffer = value.as_buffer() if value.is_valid and hasattr(value, "as_buffer") else None

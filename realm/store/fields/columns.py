@@ -6,7 +6,7 @@ document with a value of another kind adds a column, and no row has to be writte
 of JSON.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -38,6 +38,18 @@ def kinds_of_fields(schema: pa.Schema) -> dict[str, list[Kind]]:
 def column_name(name: str, kind: Kind) -> str:
     """The column with the values of one kind. Names of fields and of other columns contain no colon."""
     return f"{name}:{kind}"
+
+
+def joined_kind(kinds: Collection[Kind]) -> Kind:
+    """The kind of a column with values of several kinds. Whole numbers and numbers are numbers; other mixtures are texts."""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "float" if set(kinds) == {"int", "float"} else "text"
+
+
+def arrow_type(kind: Kind) -> pa.DataType:
+    """The type of a column with values of one kind."""
+    return _TYPES[kind]
 
 
 def missing_columns(documents: Iterable[Fields], schema: pa.Schema) -> list[pa.Field]:
