@@ -61,6 +61,16 @@ def test_an_interrupted_build_from_a_dump_continues_without_parsing_its_pages_ag
     assert not (tmp_path / "kb" / ingest.PARSED).exists()
 
 
+def test_a_build_reads_an_exported_parquet_file(tmp_path: Path, tokenizer: str) -> None:
+    source = write_documents(tmp_path / "first.jsonl", Bonn="A town. It was a capital.", Rome="A city.")
+    build = ["kb", "build", "--tokenizer", tokenizer, "--tagger", "rules"]
+    assert cli.main([*build, source, "--out", str(tmp_path / "kb")]) == 0
+    exported = str(tmp_path / "out.parquet")
+    assert cli.main(["kb", "export", "--kb", str(tmp_path / "kb"), "--out", exported]) == 0
+    assert cli.main([*build, exported, "--out", str(tmp_path / "again")]) == 0
+    assert list(KnowledgeBase.open(tmp_path / "again")) == list(KnowledgeBase.open(tmp_path / "kb"))
+
+
 def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
     tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

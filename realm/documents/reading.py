@@ -12,6 +12,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from realm.documents.formats.records import (
 from realm.documents.ray_reading import read_on_ray
 from realm.documents.remote import is_remote
 from realm.documents.sources import RemoteFile, SourceFile, count_kinds, files_of, remote_files_of
+from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
@@ -161,7 +163,19 @@ def read_documents(
     limits = Limits(max_document_chars, headings)
     if engine is not None and engine.engine == "ray":
         return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
-    return _documents(records_of(found, limits._replace(kept=kept)), limits, report, taken)
+    if kept is not None:
+        found = [_keeping(one, kept) for one in found]
+    return _documents(records_of(found, limits), limits, report, taken)
+
+
+def _keeping(file: SourceFile | RemoteFile, kept: Path) -> SourceFile | RemoteFile:
+    """A dump whose parsed pages are kept in the database `kept`; any other file is unchanged."""
+    if isinstance(file, RemoteFile):
+        return file._replace(reader=partial(dump, kept=kept)) if file.reader is dump else file
+    if isinstance(file, Unreadable):
+        return file
+    reader, path = file
+    return (partial(dump, kept=kept), path) if reader is dump else file
 
 
 def documents_of(

@@ -260,7 +260,7 @@ def test_a_page_that_takes_too_long_is_not_parsed_again(tmp_path: Path, monkeypa
 
 
 def articles(path: Path, kept: Path) -> list[Record]:
-    return [one for one in dumps.dump(path, Limits(kept=kept)) if isinstance(one, Record)]
+    return [one for one in dumps.dump(path, Limits(), kept) if isinstance(one, Record)]
 
 
 def test_pages_that_were_parsed_before_a_kill_are_not_parsed_again(tmp_path: Path, monkeypatch) -> None:
@@ -268,7 +268,7 @@ def test_pages_that_were_parsed_before_a_kill_are_not_parsed_again(tmp_path: Pat
     path, kept = write_dump(tmp_path / "wiki.xml", pages), tmp_path / "build" / "parsed.sqlite"
     script = (
         "import os, sys; from tests.documents.test_wikipedia import *; from realm import kept_values;"
-        "kept_values.AT_ONCE = 4; path, kept = map(Path, sys.argv[1:]); read = dumps.dump(path, Limits(kept=kept));"
+        "kept_values.AT_ONCE = 4; path, kept = map(Path, sys.argv[1:]); read = dumps.dump(path, Limits(), kept);"
         "[next(read) for _ in range(41)]; os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", script, path, kept], cwd=Path(__file__).parents[2])
@@ -294,14 +294,14 @@ def test_what_cannot_be_parsed_is_kept_too_and_damaged_values_are_parsed_again(
 ) -> None:
     monkeypatch.setattr(dumps, "MOST_SECONDS", 1)
     path = write_dump(tmp_path / "wiki.xml", [page("Tags", "<b " * 20_000), page("Arden", TOWNS["Arden"])])
-    limits = Limits(kept=tmp_path / "parsed.sqlite")
-    found = list(map(str, dumps.dump(path, limits)))
+    kept = tmp_path / "parsed.sqlite"
+    found = list(map(str, dumps.dump(path, Limits(), kept)))
     with monkeypatch.context() as patch:
         patch.setattr(dumps, "_start", None)
-        assert list(map(str, dumps.dump(path, limits))) == found
+        assert list(map(str, dumps.dump(path, Limits(), kept))) == found
     with closing(sqlite3.connect(tmp_path / "parsed.sqlite")) as database, database:
         database.execute("UPDATE pages SET value = substr(value, 1, 9)")
-    assert list(map(str, dumps.dump(path, limits))) == found
+    assert list(map(str, dumps.dump(path, Limits(), kept))) == found
 
 
 def test_a_page_of_100_megabytes_is_not_kept_in_memory(tmp_path: Path) -> None:

@@ -93,14 +93,12 @@ def need(package: str, path: Path) -> None:
 
 
 class Limits(NamedTuple):
-    """How documents are read: limits of length, which also limit the memory of a reader; headings; and what is kept."""
+    """What readers read: limits of length, which also limit the memory of a reader, and whether headings make sections."""
 
     document_chars: int = 1_000_000
     """Most characters of a document."""
     headings: bool = False
     """Whether readers of formats with headings make a section of each heading."""
-    kept: Path | None = None
-    """Database in which the parsed pages of dumps are kept, so that these pages are not parsed again after a kill."""
 
     @property
     def file_bytes(self) -> int:

@@ -5,7 +5,7 @@ dump is read twice: the first time only for its redirects, so that a link to a r
 A page that takes too much time or memory ends the process that parses the page, and is left out. If the process was killed for
 another reason, another process parses the page. The memory for reading a dump does not depend on its length.
 
-With `Limits.kept`, parsed pages are kept on disk until the end of the build, because parsing takes much longer than reading.
+Parsed pages can be kept on disk until the end of a build, because parsing takes much longer than reading.
 """
 
 import hashlib
@@ -60,14 +60,16 @@ class Page(NamedTuple):
     markup: str | None
 
 
-def dump(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+def dump(path: Path, limits: Limits, kept: Path | None = None) -> Iterator[Record | Unreadable]:
     """A record for each article, and a problem for each page from which no record is made.
+
+    Parsed pages are kept in the database `kept`, and known pages are not parsed again.
 
     Raises:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
     need("mwparserfromhell", path)
-    with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores(), limits.kept) as workers:
+    with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores(), kept) as workers:
         # Damage is reported when the dump is read again.
         with opened(path) as first, suppress(Unreadable, OSError, EOFError):
             found = _redirects(path, first)
