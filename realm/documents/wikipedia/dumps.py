@@ -318,12 +318,13 @@ class _Workers(AbstractContextManager["_Workers"]):
 
 
 def _record(where: str, title: str, answer: bytes) -> Record | Unreadable:
-    """The record of a page from the answer of a process, or from b"" for a page that cannot be parsed within the limits."""
-    if not answer:
+    """The record of a page from the answer of a process, which is b"" or null for a page that exceeds the limits of parsing."""
+    parsed = json.loads(answer or "null")
+    if parsed is None:
         return Unreadable(
             where, Reason.TOO_LONG, f"{where}: parsing took over {MOST_SECONDS} s or too much memory"
         )
-    text, disambiguation, links = json.loads(answer)
+    text, disambiguation, links = parsed
     if disambiguation:
         return Unreadable(where, Reason.DISAMBIGUATION, f"{where} is a disambiguation page")
     if text is None:
@@ -372,10 +373,12 @@ def main() -> None:
     for line in sys.stdin.buffer:
         markup, dropped, seconds = json.loads(line)
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))
-        answer: list[Any] = [None, False, []]
+        answer: list[Any] | None = [None, False, []]
         try:
             page = read_wikitext(markup, dropped)
             answer = [page.text, page.disambiguation, page.links]
+        except MemoryError:
+            answer = None
         except Exception:  # the parser raises errors of many classes; the page is left out
             pass
         answers.write(json.dumps(answer) + "\n")
