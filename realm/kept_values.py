@@ -77,8 +77,10 @@ class KeptValues:
 
     def _opened(self, make: bool) -> sqlite3.Connection | None:
         """The database; None if it cannot be used, or if it does not exist and is not to be made."""
-        if self._database is None and self._usable and (make or self._file.exists()):
+        if self._database is None and self._usable:
             try:
+                if not make and not self._file.exists():
+                    return None
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 # One thread at a time uses the connection, but a generator can be continued by another thread.
                 database = sqlite3.connect(

@@ -164,7 +164,7 @@ def _build(args: argparse.Namespace) -> None:
     from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
     from realm.documents.remote import public_address
-    from realm.store.ingest import PARSED, unfinished_folder
+    from realm.store.ingest import PARSED, check_target, unfinished_folder
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer
@@ -181,6 +181,7 @@ def _build(args: argparse.Namespace) -> None:
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     limit = config.max_document_chars
     engine = engine_of(args)
+    check_target(Path(args.out), args.replace)  # before the documents are read for a vocabulary
     kept = unfinished_folder(Path(args.out)) / PARSED
     documents = read_documents(
         args.sources, limit, reading, headings=config.reads_headings, engine=engine, kept=kept

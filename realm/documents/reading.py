@@ -28,7 +28,7 @@ from realm.documents.formats.records import (
 )
 from realm.documents.ray_reading import read_on_ray
 from realm.documents.remote import is_remote
-from realm.documents.sources import RemoteFile, SourceFile, count_kinds, files_of, remote_files_of
+from realm.documents.sources import RemoteFile, SourceFile, files_of, remote_files_of
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
@@ -219,14 +219,10 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
 
 
 def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
-    """Raises the first problem that was found in the folders. Files of types that cannot be read are only logged."""
-    passed = [one for one in found if isinstance(one, Unreadable)]
-    for one in passed:
-        if one.reason not in EXPECTED:
+    """Raises the first problem that was found in the folders, unless its reason is one of `EXPECTED`."""
+    for one in found:
+        if isinstance(one, Unreadable) and one.reason not in EXPECTED:
             raise one
-    if passed:
-        files = "1 file of another kind" if len(passed) == 1 else f"{len(passed):,} files of other kinds"
-        logger.warning("%s left out (%s)", files, count_kinds(passed))
 
 
 def _documents(

@@ -343,13 +343,12 @@ def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
 
     Score and column are joined to one whole number, so that no two columns are equal.
     """
+    assert score_BN.dtype == torch.float32
     bits_BN = (score_BN + 0.0).view(torch.int32)  # + 0.0 makes 0.0 of -0.0
-    rising_BN = torch.where(
-        bits_BN < 0, bits_BN ^ 0x7FFFFFFF, bits_BN
-    ).long()  # whole numbers in the order of the scores
+    bits_BN.bitwise_xor_((bits_BN >> 31) & 0x7FFFFFFF)  # whole numbers in the order of the scores
     last = score_BN.shape[1] - 1
     column_N = torch.arange(last, -1, -1, device=score_BN.device)
-    best_BK = ((rising_BN << 32) + column_N).topk(k, dim=1).values
+    best_BK = bits_BN.long().bitwise_left_shift_(32).add_(column_N).topk(k, dim=1).values
     number_BK = last - (best_BK & 0xFFFFFFFF)
     return Hits(score_BN.gather(1, number_BK), number_BK)
 

@@ -1,7 +1,7 @@
 """Writes a knowledge base back as documents: one JSON object per document, or a row of a Parquet file."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -63,32 +63,35 @@ def write_parquet(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]
         raise InputError(
             "a field is named passages, as a column of the Parquet file: export to a .jsonl file"
         )
-    columns = {name: joined_kind(several) for name, several in kinds.items()}
     schema = pa.schema(
         [
             *((name, pa.string()) for name in ("id", "title", "text")),
             ("passages", _PASSAGES),
-            *((name, arrow_type(kind)) for name, kind in columns.items()),
+            *((name, arrow_type(joined_kind(several))) for name, several in kinds.items()),
         ]
     )
     records = iter(records)
     with new_file(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
         while part := list(islice(records, _AT_ONCE)):
-            rows = [{**one, **_cells(one.get("metadata", {}), columns)} for one in part]
+            rows = [{**_cells(one.get("metadata", {}), kinds), **_whole(one)} for one in part]
             writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
 
 
-def _cells(fields: Fields, columns: Mapping[str, Kind]) -> dict[str, Any]:
+def _whole(record: ExportedJson) -> dict[str, Any]:
+    """The columns that every document has."""
+    return {name: record.get(name) for name in ("id", "title", "text", "passages")}
+
+
+def _cells(fields: Fields, kinds: Mapping[str, Collection[Kind]]) -> dict[str, Any]:
     """The values of a document's fields, each in the type of its column."""
     found: dict[str, Any] = {}
     for name, value in fields.items():
-        match columns.get(name):
-            case "text":
+        if kind_of(value) in kinds.get(name, ()):
+            kind = joined_kind(kinds[name])
+            if kind == "text":
                 found[name] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            case "float":
-                found[name] = float(value)
-            case kind if kind is not None:
-                found[name] = column_value(value)
+            else:
+                found[name] = float(value) if kind == "float" else column_value(value)
     return found
 
 

@@ -114,7 +114,8 @@ def open_datastore(
     """
     weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
     make_once(
-        folder, "datastore.json", {"kb": kb.fingerprint, "encoder": weights},
+        folder, "datastore.json",
+        {"kb": kb.fingerprint, "encoder": weights, "precision": precision, "query": str(model.lengths.query)},
         lambda aside: _write_datastore(model, kb.tokens, aside, precision), continues=True,
     )  # fmt: skip
     return Datastore(

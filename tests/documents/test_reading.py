@@ -63,6 +63,8 @@ def test_a_json_file_has_an_object_a_list_of_objects_or_an_object_per_line(
         json.dumps(two, indent=2, ensure_ascii=False): documents[1:],
         json.dumps([one, two]): documents,
         "\ufeff" + json.dumps([one, two], indent=1): documents,
+        f"[\n{json.dumps(one)}\n]": documents[:1],
+        f"[\n{json.dumps(one)}\n,{json.dumps(two)}\n]": documents,
         b"\xff\xfe" + lines(one, two).encode("utf-16-le"): documents,
         json.dumps(two, ensure_ascii=False).encode("cp1252") + b"\n" + lines(one).encode(): documents[::-1],
     }
@@ -75,8 +77,8 @@ def test_a_json_file_has_an_object_a_list_of_objects_or_an_object_per_line(
 def test_json_without_titles_and_texts_is_a_file_of_another_type(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    schema, vocabulary = {"title": "Town", "type": "object"}, {"title": 5, "text": 7}
-    others = ({"name": "realm"}, [1, 2, 3], {}, [], "text", None, [{"a": 1}, {"b": 2}], schema, vocabulary)
+    schema = {"title": "Town", "type": "object"}
+    others = ({"name": "realm"}, [1, 2, 3], {}, [], "text", None, [{"a": 1}, {"b": 2}], schema)
     contents = [*map(json.dumps, others), lines({"event": 1}, {"event": 2})]
     for number, content in enumerate(contents):
         write(tmp_path / f"{number}.json", content)
@@ -93,11 +95,15 @@ def test_json_without_titles_and_texts_is_a_file_of_another_type(
 
 def test_json_lines_after_a_damaged_line_are_read(tmp_path: Path) -> None:
     good = {"title": "A", "text": "One."}
-    for first, reason in (('{"title": "B", "te', "not JSON"), ("[1]", "without a usable title, text or id")):
+    others = '{"title": "B"}', "[1]", '{"a": 1}\n{"title": 1, "text": "a"}'
+    for first, reason in (
+        ('{"title": "B", "te', "not JSON"),
+        *((one, "without a usable title, text or id") for one in others),
+    ):
         report = ReadingReport()
         file = write(tmp_path / "a.json", f"{first}\n{lines(good)}")
         assert [one.title for one in read_documents([str(file)], report=report)] == ["A"]
-        assert report.reasons == {reason: 1}
+        assert report.reasons == {reason: 1 + first.count("\n")}
 
 
 def test_a_problem_in_a_json_file_has_its_place(tmp_path: Path) -> None:
@@ -232,7 +238,7 @@ def test_folder_is_walked_in_order_without_hidden_and_foreign_files(tmp_path: Pa
         found = [d.id for d in read(f"{tmp_path}/docs/")]
     folder = f"{tmp_path}/docs"
     assert found == [f"{folder}/b.txt", "c", f"{folder}/a/B.TXT", f"{folder}/a/z.md"]
-    assert "1 file of another kind left out (1 .png)" in caplog.text
+    assert f"left out: 1 of a type that is not read: {folder}/picture.png" in caplog.text
 
 
 def test_file_has_the_same_id_alone_as_in_its_folder(tmp_path: Path, monkeypatch) -> None:

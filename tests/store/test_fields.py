@@ -285,7 +285,13 @@ def test_a_build_from_a_parquet_export_has_the_same_passages_and_the_values_of_f
     sections = (Section(0, "Long > A"), Section(20, "Long > B"))
     mixed: list[Any] = ["old", 7, 2.5, True, "2020-12-31", "2020-12-31T23:59:59Z", ["a", 1], None]
     documents = [
-        Document(f"D{n}", f"It has {n} inns.", f"m{n}", None, {"mixed": value, "number": [1, 2.5][n % 2]})
+        Document(
+            f"D{n}",
+            f"It has {n} inns.",
+            f"m{n}",
+            None,
+            {"mixed": value, "number": [1, 2.5][n % 2], "metadata": "m"},
+        )
         for n, value in enumerate(mixed)
     ]
     long = Document("Long", "It has 2 inns. It i. " + "It is in town. " * 9, "long", None, {"a": 1}, sections)

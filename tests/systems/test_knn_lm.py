@@ -124,7 +124,7 @@ def test_an_entry_is_the_state_of_a_mask_before_the_output_layer(tiny_kb, model,
 def test_the_datastore_is_made_once(tiny_kb, model, tiny_model_folder, tmp_path, monkeypatch) -> None:
     first = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
     made_of = json.loads((tmp_path / "store" / "datastore.json").read_text())
-    assert made_of.keys() == {"kb", "encoder"} and made_of["kb"] == tiny_kb.fingerprint
+    assert made_of.keys() == {"kb", "encoder", "precision", "query"} and made_of["kb"] == tiny_kb.fingerprint
     monkeypatch.setattr(knn_lm, "_write_datastore", lambda *_: pytest.fail("made again"))
     again = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
     np.testing.assert_array_equal(first.key_NH, again.key_NH)

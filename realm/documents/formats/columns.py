@@ -46,7 +46,7 @@ def _parquet(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
 
     with pq.ParquetFile(path, pre_buffer=False) as file:
         names = _columns(path, file.schema_arrow)
-        starts = tuple(names)  # the parts of a nested column have longer names
+        starts = tuple(f"{name}." for name in names)  # the names of the parts of a nested column
         rows.expect(file.metadata.num_rows)
         total = -(-file.metadata.num_rows // _BATCH)
         for number in range(file.num_row_groups):
@@ -54,7 +54,11 @@ def _parquet(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
             columns = [group.column(place) for place in range(group.num_columns)]
             # A value that every row repeats counts once in this size.
             size = max(
-                (one.total_uncompressed_size for one in columns if one.path_in_schema.startswith(starts)),
+                (
+                    one.total_uncompressed_size
+                    for one in columns
+                    if f"{one.path_in_schema}.".startswith(starts)
+                ),
                 default=1,
             )
             few = max(1, min(_BATCH, _BATCH_BYTES // max(1, size)))
@@ -124,7 +128,11 @@ def _has_passages(field: Any) -> bool:
     import pyarrow.types as types
 
     kind = field.type
-    return field.name == "passages" and types.is_list(kind) and types.is_struct(kind.value_type)
+    if field.name != "passages" or not (types.is_list(kind) or types.is_large_list(kind)):
+        return False
+    parts = list(kind.value_type) if types.is_struct(kind.value_type) else []
+    words = all(types.is_string(one.type) or types.is_large_string(one.type) for one in parts)
+    return words and {"text"} <= {one.name for one in parts} <= {"title", "text"}
 
 
 def _can_be_field(kind: Any) -> bool:

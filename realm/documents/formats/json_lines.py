@@ -47,20 +47,21 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """The record of a JSON object, or a record for each object of a list. A file with an object per line is JSON Lines.
 
-    A file in which no object has a title and a text, such as the settings of a program, is left out as a file of another type.
+    A file is left out as a file of another type if no object in it (of JSON Lines: in the first 100 lines) has a title and a
+    text. Settings of programs are such files.
 
     Raises:
         Unreadable: the file is empty, binary, damaged, too long, not JSON or of another type.
     """
     another = Unreadable(path, Reason.TYPE, f"{path}: JSON without documents, which have a title and a text")
     with opened(path) as file:
-        texts = (_text_of(raw) for raw, _ in _raw_lines(path, file, limits))
-        values = [_value(text) for text in islice(filter(None, texts), 2)]
-    if len(values) == 2 and any(isinstance(one, dict) for one in values):
-        if not any(map(_is_document, values)):
-            raise another
-        yield from json_lines(path, limits)
-        return
+        texts = filter(None, (_text_of(raw) for raw, _ in _raw_lines(path, file, limits)))
+        first, second = next(texts, ""), next(texts, "")
+        if _are_lines(first, second):
+            if not any(_is_meant(_value(text)) for text in (first, second, *islice(texts, 98))):
+                raise another
+            yield from json_lines(path, limits)
+            return
     try:
         text, assumed = whole(path, limits)
     except Unreadable as problem:
@@ -75,7 +76,7 @@ def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     except (ValueError, RecursionError) as error:
         raise Unreadable(path, Reason.NOT_JSON, f"{path}: not JSON ({_why(error)})") from None
     objects = value if isinstance(value, list) else [value]
-    if not any(map(_is_document, objects)):
+    if not any(map(_is_meant, objects)):
         raise another
     for number, one in enumerate(objects, start=1):
         where = f"{path}: value {number}" if isinstance(value, list) else str(path)
@@ -97,12 +98,20 @@ def _value(text: str) -> object:
     return None
 
 
-def _is_document(value: object) -> bool:
-    """Whether a value is an object with a title and a text."""
+def _are_lines(first: str, second: str) -> bool:
+    """Whether a file that begins with these two lines has an object per line. One of the lines may be damaged."""
+    if not second or isinstance(_value(first), dict):
+        return bool(second)
+    is_list = first.startswith("[") and _value(first) is None  # the list continues in the next line
+    return not is_list and isinstance(_value(second), dict)
+
+
+def _is_meant(value: object) -> bool:
+    """Whether a value is meant to be a document: an object with a title, and a text or passages."""
     if not isinstance(value, dict):
         return False
     present = present_names(value)
-    return all(part in present and isinstance(value[present[part]], str) for part in ("title", "text"))
+    return "title" in present and ("text" in present or "passages" in value)
 
 
 def _why(error: Exception) -> str:

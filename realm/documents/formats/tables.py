@@ -59,9 +59,11 @@ def _table(path: Path, limits: Limits, separators: str, without: Reason) -> Iter
     encoding, assumed = _encoding(path, start)
     with opened(path) as file:
         lines = _lines(path, io.TextIOWrapper(file, encoding, newline=""), limits)
-        number = 1
+        heading, number = "", 0
         try:
-            heading = next((line for line in lines if line.strip() and not line.startswith("sep=")), "")
+            while not heading.strip() or heading.startswith("sep="):
+                heading, number = next(lines), number + 1
+            before = number
             headings = {one: next(csv.reader([heading], delimiter=one)) for one in separators}
             separator, names = next(
                 ((one, names) for one, names in headings.items() if present_names(names).keys() >= _PARTS),
@@ -71,8 +73,8 @@ def _table(path: Path, limits: Limits, separators: str, without: Reason) -> Iter
                 columns = " or ".join(sorted(missing))
                 raise Unreadable(path, without, f"{path}: the first line has no column {columns}")
             rows = csv.reader(lines, delimiter=separator)
-            for row in rows:
-                number = rows.line_num + 1
+            for row in filter(None, rows):
+                number = before + rows.line_num
                 where = f"{path}:{number}"
                 if len(row) != len(names):
                     message = f"{where}: {len(row)} columns, but {len(names)} in the heading line"
@@ -89,7 +91,7 @@ def _table(path: Path, limits: Limits, separators: str, without: Reason) -> Iter
 
 def _encoding(path: Path, start: bytes) -> tuple[str, str | None]:
     """The encoding of a file that begins with `start`, and the assumed encoding, if it had to be assumed."""
-    whole_lines = start[: start.rfind(b"\n") + 1] or start
+    whole_lines = start[: max(start.rfind(b"\n"), start.rfind(b"\r")) + 1] or start
     assumed = None if marked(start) else decode(whole_lines, path).assumed
     return marked(start) or assumed or "utf-8", assumed
 

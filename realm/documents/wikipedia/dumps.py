@@ -383,6 +383,8 @@ def main() -> None:
             pass
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+        if answer is None:  # not all memory may be free again
+            break
 
 
 if __name__ == "__main__":
