@@ -117,8 +117,7 @@ class _StrictReport(ReadingReport):
     """Raises the first problem, unless its reason is one of `EXPECTED`; such problems are counted, and logged at the end."""
 
     def leave_out(self, problem: Unreadable) -> None:
-        if problem.reason not in EXPECTED:
-            raise problem
+        _refuse(problem)
         super().leave_out(problem)
 
 
@@ -158,8 +157,10 @@ def read_documents(
         for one in (remote_files_of(source) if is_remote(source) else files_of(source, but))
     ]
     if report is None:
-        _refuse(found)
         report = _StrictReport()
+        for one in found:
+            if isinstance(one, Unreadable):
+                _refuse(one)
     limits = Limits(max_document_chars, headings)
     if engine is not None and engine.engine == "ray":
         return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
@@ -218,11 +219,10 @@ def stamp(sources: Sequence[str], but: Path | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
-def _refuse(found: Sequence[SourceFile | RemoteFile]) -> None:
-    """Raises the first problem that was found in the folders, unless its reason is one of `EXPECTED`."""
-    for one in found:
-        if isinstance(one, Unreadable) and one.reason not in EXPECTED:
-            raise one
+def _refuse(problem: Unreadable) -> None:
+    """Raises a problem, unless its reason is one of `EXPECTED`."""
+    if problem.reason not in EXPECTED:
+        raise problem
 
 
 def _documents(

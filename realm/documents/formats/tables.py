@@ -62,7 +62,9 @@ def _table(path: Path, limits: Limits, separators: str, without: Reason) -> Iter
         heading, number = "", 0
         try:
             while not heading.strip() or heading.startswith("sep="):
-                heading, number = next(lines), number + 1
+                if (line := next(lines, None)) is None:
+                    raise Unreadable(path, without, f"{path}: there is no heading line")
+                heading, number = line, number + 1
             before = number
             headings = {one: next(csv.reader([heading], delimiter=one)) for one in separators}
             separator, names = next(
