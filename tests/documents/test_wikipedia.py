@@ -1,8 +1,6 @@
 """Dumps of a MediaWiki, WikiExtractor's output and DPR's table: as their programs write them, and damaged."""
 
 import bz2
-import csv
-import gzip
 import json
 import signal
 import sqlite3
@@ -484,48 +482,3 @@ def test_wikiextractors_file_that_was_cut_off_keeps_its_articles(tmp_path: Path)
         '<doc id="1" url="u" title="A">\nA\n\nWords.\n</doc>\n<doc id="2" url="u" title="B">\nB\n'
     )
     assert read(path) == ({"A": "Words."}, {"damaged": 1})
-
-
-# -- DPR
-
-
-def test_dprs_table_gives_its_passages(tmp_path: Path) -> None:
-    rows = [("1", 'Aaron was a "prophet" and\ta priest.', "Aaron"), ("2", "He spoke\nwell.", "Aaron")]
-    with gzip.open(tmp_path / "psgs_w100.tsv.gz", "wt", newline="") as file:
-        csv.writer(file, delimiter="\t").writerows([("id", "text", "title"), *rows])
-    documents = list(read_documents([str(tmp_path / "psgs_w100.tsv.gz")]))
-    assert [(one.id, one.text, one.title) for one in documents] == rows
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_csv_is_read_with_the_separator_of_its_heading_line(separator: str, tmp_path: Path) -> None:
-    rows = [("A, b", 'One; "two",\tthree.\nFour.', "2020", ""), ("Ö", "Words.", "", "x;y")]
-    with (tmp_path / "notes.csv").open("w", encoding="utf-8-sig", newline="") as file:
-        csv.writer(file, delimiter=separator).writerows([("title", "text", "year", "a;b"), *rows])
-    documents = list(read_documents([str(tmp_path / "notes.csv")]))
-    assert [(one.title, one.text) for one in documents] == [row[:2] for row in rows]
-    assert [dict(one.fields) for one in documents] == [{"year": 2020}, {"a_b": "x;y"}]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_csv_as_excel_writes_it(encoding: str, tmp_path: Path) -> None:
-    content = 'sep=;\r\n\r\ntitle;text;"a, b, c, d"\r\n"Café";"Es heißt ""Café""; so.";1\r\n'
-    (tmp_path / "notes.csv").write_bytes(content.encode(encoding))
-    report = ReadingReport()
-    (found,) = read_documents([str(tmp_path / "notes.csv")], report=report)
-    assert (found.title, found.text) == ("Café", 'Es heißt "Café"; so.')
-    assert list(report.assumed.values()) == (["cp1252"] if encoding == "cp1252" else [])
-
-
-def test_a_table_with_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(Limits, "file_bytes", 1 << 20)
-    (tmp_path / "notes.csv").write_text("title,text\nA,One.\nB," + "x" * 3_000_000)
-    assert read(tmp_path / "notes.csv") == ({"A": "One."}, {"too long": 1})
-
-
-def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x.tsv").write_text("name\tvalue\na\tb\n")
-    with pytest.raises(InputError, match=r"x\.tsv: the first line has no column text or title"):
-        list(read_documents([str(tmp_path / "x.tsv")]))
-    (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
-    assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})

@@ -1,6 +1,7 @@
 """Layers over jagged rows, which a GPU computes, with CPU tensors: beside transformers' own forward pass."""
 
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from realm.model import states
 from realm.model.states import hidden_states, states_at
+from realm.tokens.layouts import Tokens
 from tests.model.cpu.test_packed import rows_of, small_bert, theirs
 from tests.transformers_twin import twin
 
@@ -77,12 +79,11 @@ def test_only_a_gpu_with_rows_of_different_lengths_needs_jagged_rows() -> None:
     assert states._way(bert, tokens) == "packed"
     assert states._way(bert, tokens.to(torch.device("meta"))) == "padded"
     on_gpu, equal = (
-        SimpleNamespace(
-            ids_BT=SimpleNamespace(device=torch.device("cuda"), shape=(2, 5)), length_B=torch.tensor(lengths)
-        )
+        cast(Tokens, SimpleNamespace(ids_BT=gpu_BT, length_B=torch.tensor(lengths)))
+        for gpu_BT in [SimpleNamespace(device=torch.device("cuda"), shape=(2, 5))]
         for lengths in ([5, 3], [5, 5])
     )
-    assert [states._way(bert, one) for one in (on_gpu, equal)] == ["jagged", "padded"]  # type: ignore[arg-type]
+    assert [states._way(bert, one) for one in (on_gpu, equal)] == ["jagged", "padded"]
     bert.sharded = True
-    assert states._way(bert, on_gpu) == "padded"  # type: ignore[arg-type]
+    assert states._way(bert, on_gpu) == "padded"
     assert states._way(bert, tokens) == "padded"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -20,6 +20,7 @@ from realm.qa.kept_answers import kept_answers
 from realm.qa.pipeline import Answerer
 from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
+from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.system import Found, predict
 from tests.conftest import RIVERS, TOWNS
 
@@ -134,7 +135,7 @@ def test_a_killed_evaluation_keeps_the_answers_of_all_finished_batches(tmp_path:
     script = (
         "import os, sys; from tests.qa.test_kept_answers import *;"
         "context = kept_answers(sys.argv[1], 'a'); kept = context.__enter__();"
-        "[next(answers) for answers in [predict(Echo(), None, QUESTIONS, kept)] for _ in range(33)];"
+        "[next(answers) for answers in [predict(Echo(), NO_KB, QUESTIONS, kept)] for _ in range(33)];"
         "os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", script, tmp_path / "p"], cwd=Path(__file__).parents[2])
@@ -147,7 +148,7 @@ def test_a_killed_evaluation_keeps_the_answers_of_all_finished_batches(tmp_path:
 def test_other_files_with_the_name_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "p.unfinished").write_text("my notes, which are no database")
     with kept_answers(str(tmp_path / "p"), "a") as kept:
-        assert len(list(predict(Echo(), None, QUESTIONS, kept))) == 40  # type: ignore[arg-type]
+        assert len(list(predict(Echo(), NO_KB, QUESTIONS, kept))) == 40
     assert (tmp_path / "p.unfinished").read_text() == "my notes, which are no database"
     assert len(caplog.messages) == 1 and "cannot be used" in caplog.text
 
@@ -178,6 +179,8 @@ class Echo:
         return [Found(question, 0.5) for question in questions]
 
 
+NO_KB = cast(KnowledgeBase, None)
+"""An answer of `Echo` has no passage, so no knowledge base is needed."""
 QUESTIONS = [Question(str(n), f"which? {n}", ("a",)) for n in range(40)]
 
 
@@ -189,7 +192,7 @@ def answers(
 
     def interrupted() -> None:
         with kept_answers(str(folder / "p"), identity) as kept:
-            found.extend(islice(predict(system, None, questions, kept), most))  # type: ignore[arg-type]
+            found.extend(islice(predict(system, NO_KB, questions, kept), most))
             raise KeyError
 
     with pytest.raises(KeyError):
