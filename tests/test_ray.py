@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from realm.index.versions import build_index, complete_index
 from realm.model.folder import load_model
 from realm.ray_actors import RESULTS_AHEAD, EngineConfig, map_on_ray
 from realm.store import unfinished, vectors
-from realm.store.ingest import build, split
+from realm.store.ingest import build, cut_documents
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.settings import KnowledgeBaseConfig
 from realm.text.corpus import Document
@@ -387,17 +387,21 @@ def test_cluster_builds_the_knowledge_base_of_one_process(cluster, sources, monk
 def test_killed_build_on_a_cluster_continues_after_its_last_commit(
     cluster, sources, monkeypatch, capsys
 ) -> None:
-    splits: list[str] = []
+    cut: list[str] = []
 
-    def noted(document: Document, *others: Any) -> Any:
-        splits.append(document.id)
-        return split(document, *others)
+    def noted(documents: Iterable[Document], *others: Any) -> Any:
+        def noting() -> Iterator[Document]:
+            for document in documents:
+                cut.append(document.id)
+                yield document
 
-    monkeypatch.setattr("realm.store.ingest.split", noted)
+        return cut_documents(noting(), *others)
+
+    monkeypatch.setattr("realm.store.ingest.cut_documents", noted)
     words = ["kb", "build", *sources, "--tagger", "rules", "--set", "commit_every=100", "--json", "--out"]
     assert main([*words, "local", "--processes", "1"]) == 0
     expected = json.loads(capsys.readouterr().out)
-    every = splits.copy()
+    every = cut.copy()
     command = [*words, "killed", "--engine", "ray", "--ray-address", cluster.address]
     with Path("killed.log").open("wb") as log:
         killed = subprocess.Popen([sys.executable, "-m", "realm", *command], stdout=log, stderr=log)
@@ -408,10 +412,10 @@ def test_killed_build_on_a_cluster_continues_after_its_last_commit(
     killed.kill()
     assert killed.wait() == -signal.SIGKILL
     assert not Path("killed").exists() and committed() < expected["passages"]
-    splits.clear()
+    cut.clear()
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out) == expected
-    assert splits and len(splits) <= len(every) - 400 and splits == every[-len(splits) :]
+    assert cut and len(cut) <= len(every) - 400 and cut == every[-len(cut) :]
     one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "killed"))
     assert one.equals(other)
 

@@ -40,11 +40,10 @@ from realm.store.ingest import (
     how_far,
     interrupted,
     put_in_place,
-    rows_of,
     unfinished_folder,
 )
 from realm.store.knowledge_base import KnowledgeBase
-from realm.store.schema import Row, row_batches
+from realm.store.schema import Owner, passage_batch, row_batches, state_of
 from realm.store.settings import KnowledgeBaseConfig, Settings
 from realm.store.tables.table import newest_version
 from realm.text.corpus import Annotations, Document, Passage, passage_id
@@ -240,7 +239,16 @@ def _repeated(records: BlockRecords) -> np.ndarray:
 
 def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> Iterator[pa.RecordBatch]:
     """Rows of untokenized passages."""
-    rows: list[Row] = []
+    passages: list[Passage] = []
+    owners: list[Owner] = []
+
+    def rows() -> list[pa.RecordBatch]:
+        batches = row_batches([passage_batch(passages, None)], owners, 1024)
+        bar.update(len(passages))
+        passages.clear()
+        owners.clear()
+        return batches
+
     untagged = ((one, Annotations(((0, len(one.text)),) if one.text else (), ())) for one in documents)
     tagging: AbstractContextManager[Iterator[tuple[Document, Annotations]]] = (
         annotated(documents, tagger) if tagger else nullcontext(untagged)
@@ -248,15 +256,12 @@ def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> 
     with tagging as found:
         for document, (sentences, spans) in found:
             title, text, name, *_ = document
-            passage = Passage(passage_id(title, text), name, title, text, sentences, spans)
-            rows += rows_of(document, [passage], [passage])
-            if len(rows) == 1024:
-                yield from row_batches(rows, None, 1024)
-                bar.update(len(rows))
-                rows.clear()
-    if rows:
-        yield from row_batches(rows, None, 1024)
-        bar.update(len(rows))
+            passages.append(Passage(passage_id(title, text), name, title, text, sentences, spans))
+            owners.append(Owner(name, state_of(document), 1, document.fields))
+            if len(passages) == 1024:
+                yield from rows()
+    if passages:
+        yield from rows()
 
 
 def _save(model: Model, folder: Path) -> None:

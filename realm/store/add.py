@@ -25,9 +25,9 @@ from lance.fragment import FragmentMetadata
 from realm.folders import one_writer
 from realm.keys import Lookup, key_of
 from realm.progress import progress
-from realm.store.ingest import TABLE, annotated, one_text_per_id, rows_of, split, with_columns_of
+from realm.store.ingest import TABLE, NewRows, cut_documents, number_of, one_text_per_id, with_columns_of
 from realm.store.merged import Merged, change_merged, handed_over, originals, settle_merged
-from realm.store.schema import FIELDS_KEY, Row, fields_key_of, row_batches, state_of, with_fields
+from realm.store.schema import FIELDS_KEY, fields_key_of, state_of, with_fields
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import check_newest, reading, replace_rows, take_rows, uncommitted, write_rows
 from realm.text.corpus import Document
@@ -70,7 +70,7 @@ def add(
     other_fields: dict[int, Fields] = {}  # number of a passage -> the new fields of its document
     arrived: set[int] = set()  # keys of the passages in new rows
     taken: set[int] = set()  # keys of new and changed documents
-    rows: list[Row] = []
+    rows = NewRows()
     fragments: list[FragmentMetadata] = []
     unchanged = replaced = other_documents = 0
     new_states: set[int] = set()  # states of documents with new rows
@@ -98,19 +98,17 @@ def add(
             unchanged += 1
 
     def write() -> None:
-        nonlocal table
-        table = with_columns_of(folder / TABLE, table, [row.passage.fields for row in rows])
-        batches = row_batches(rows, tokenizer, schema=table.schema)
-        fragments.extend(write_rows(folder / TABLE, batches, table.schema))
-        rows.clear()
+        nonlocal table, rows
+        table = with_columns_of(folder / TABLE, table, rows.fields())
+        fragments.extend(write_rows(folder / TABLE, rows.batches(table.schema), table.schema))
+        rows = NewRows()
 
     bar = progress(total=None, description="add", unit="document")
-    with bar, uncommitted(folder / TABLE), annotated(news(), tagger) as found:
-        for document, annotations in found:
+    with bar, uncommitted(folder / TABLE), cut_documents(news(), tagger, config, tokenizer) as cut:
+        for document, passages in cut:
             bar.update()
-            passages = split(document, annotations, config, tokenizer)
             key, own = key_of(document.id), standing.numbers_of(document)
-            fresh = {int(p.id, 16): p for p in passages}
+            fresh = number_of(passages)
             for elsewhere in standing.of_others(fresh, key, removed_N) | (fresh.keys() & arrived):
                 del fresh[elsewhere]
             if key in taken:
@@ -130,10 +128,10 @@ def add(
             arrived.update(fresh)
             removed_N[own] = True
             replaced += len(own) > 0
-            rows += rows_of(document, passages, fresh.values())
+            rows.add(document, passages, list(fresh.values()))
             if len(rows) >= config.commit_every:
                 write()
-        if rows:
+        if len(rows):
             write()
         # Without the lock, another process could delete a text with which a document is merged here.
         with one_writer(folder):

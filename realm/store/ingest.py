@@ -1,9 +1,12 @@
 """Builds a new knowledge base from documents. `realm.store.add` uses the first three steps too.
 
-1. `annotated`      the tagger finds sentences and salient spans, document by document
+1. the tagger finds sentences and salient spans of a group of documents
 2. `split`          sentences are joined to passages, whose ids are hashes of title and text
-3. `row_batches`    passages are tokenized (`realm.store.schema`)
+3. `passage_batch`  the passages of the group are tokenized (`realm.store.schema`)
 4. `commit_rows`    every 512 to 8192 passages, a commit saves the passages and the position in the documents
+
+`cut_documents` does the first three steps in the processes of the tagger, of this machine or of a cluster. The process of the
+command leaves out passages that an earlier document has, and writes.
 
 A build works in the folder TARGET.building, which is renamed at the end. After a kill the next build continues from the last
 commit. A build needs memory for the passages of one commit, and for the ids of merged documents. The hashes by which equal
@@ -20,7 +23,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -34,7 +38,15 @@ from realm.folders import LOCK, one_writer, replace_folder, restore
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
-from realm.store.schema import SCHEMA, Row, fields_key_of, needed_columns, row_batches, state_of
+from realm.store.schema import (
+    SCHEMA,
+    Owner,
+    fields_key_of,
+    needed_columns,
+    passage_batch,
+    row_batches,
+    state_of,
+)
 from realm.store.settings import FORMAT, SETTINGS_KEY, KnowledgeBaseConfig, Settings
 from realm.store.tables.digests import CHECKSUMS
 from realm.store.tables.table import (
@@ -48,8 +60,9 @@ from realm.store.tables.table import (
     write_rows,
 )
 from realm.text.corpus import Annotations, Cut, Document, Passage, split_document
-from realm.text.fields import Fields
+from realm.text.fields import NO_FIELDS, Fields
 from realm.text.salient_spans import Tagger
+from realm.text.tagger_groups import Asked, GroupTagger, Work
 from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
@@ -123,23 +136,21 @@ def build(
     read = how_far(table)
     again: dict[str, Merged] = {}
     stream = after(read, one_text_per_id(documents, again), work)
-    rows: list[Row] = []
+    rows = NewRows()
     bar = progress(total=total, description="build", unit="document", done=read.documents)
-    with bar, KeyTable() as seen, annotated(stream, tagger) as found:
+    with bar, KeyTable() as seen, cut_documents(stream, tagger, config, tokenizer) as cut:
         for batch in stream_rows(work / TABLE, table, columns=["id"]) if table else ():
             for key in batch.column("id").to_pylist():
                 seen.put(key)
-        for document, annotations in found:
-            passages = split(document, annotations, config, tokenizer)
-            by_key = {int(passage.id, 16): passage for passage in passages}
-            fresh = [passage for key, passage in by_key.items() if seen.put(key) is None]
-            rows += rows_of(document, passages, fresh)
-            read = read.past(document, len(passages) - len(fresh), not passages)
+        for document, passages in cut:
+            fresh = [number for key, number in number_of(passages).items() if seen.put(key) is None]
+            rows.add(document, passages, fresh)
+            read = read.past(document, len(passages) - len(fresh), not len(passages))
             bar.update()
             if len(rows) >= _commit_size(table, config.commit_every):
                 table = _commit(work, table, rows, tokenizer, settings, read)
-                rows.clear()
-    if rows:
+                rows = NewRows()
+    if len(rows):
         table = _commit(work, table, rows, tokenizer, settings, read)
     if table is None:
         raise InputError(
@@ -180,10 +191,62 @@ def annotated(
         for found in tagger.annotate(texts()):
             yield waiting.popleft(), found
 
-    with warnings.catch_warnings(), closing(pairs()) as stream:
-        # Lance warns about every fork. The forks of the tagger are safe: Lance is idle now, and no child process calls Lance.
-        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+    with _forks_without_warnings(), closing(pairs()) as stream:
         yield stream
+
+
+@contextmanager
+def _forks_without_warnings() -> Iterator[None]:
+    """Lance warns about every fork. The forks of the tagger are safe: Lance is idle, and no child process calls Lance."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        yield
+
+
+@contextmanager
+def cut_documents(
+    documents: Iterable[Document], tagger: Tagger, config: KnowledgeBaseConfig, tokenizer: Tokenizer
+) -> Iterator[Iterator[tuple[Document, pa.RecordBatch]]]:
+    """A context with an iterator over the documents and their passages, as batches of `PASSAGE_SCHEMA`, in order.
+
+    The documents are cut where they are tagged, unless the tagger is no `GroupTagger`. Documents that the tagger has read in
+    advance are held in memory. The processes of the tagger end with the block.
+    """
+    prepare = partial(_cutting, config, tokenizer)
+    if not isinstance(tagger, GroupTagger):
+        work = prepare()
+        with annotated(documents, tagger) as found:
+            yield ((one, work([one], [annotations])[0]) for one, annotations in found)
+        return
+    waiting: deque[Document] = deque()
+
+    def asked() -> Iterator[Asked]:
+        for document in documents:
+            waiting.append(document)
+            yield Asked(document._replace(fields=NO_FIELDS))  # passages do not depend on fields
+
+    def pairs() -> Generator[tuple[Document, pa.RecordBatch], None, None]:
+        for passages, counts in tagger.apply(asked(), prepare):
+            start = 0
+            for count in counts:
+                yield waiting.popleft(), passages.slice(start, count)
+                start += count
+
+    with _forks_without_warnings(), closing(pairs()) as stream:
+        yield stream
+
+
+def _cutting(config: KnowledgeBaseConfig, tokenizer: Tokenizer) -> Work[tuple[pa.RecordBatch, list[int]]]:
+    """A function that cuts documents -> (all their passages, the number of passages of each document)."""
+
+    def cut(documents: Sequence[Document], found: Sequence[Annotations]) -> tuple[pa.RecordBatch, list[int]]:
+        passages = [
+            split(document, annotations, config, tokenizer)
+            for document, annotations in zip(documents, found, strict=True)
+        ]
+        return passage_batch(list(chain.from_iterable(passages)), tokenizer), list(map(len, passages))
+
+    return cut
 
 
 def split(
@@ -198,11 +261,36 @@ def split(
     return split_document(document, annotations, count_tokens, cut)
 
 
-def rows_of(document: Document, passages: Sequence[Passage], kept: Iterable[Passage]) -> list[Row]:
-    """Rows for the passages in `kept`; `passages` are all passages of the document."""
-    distinct = len({passage.id for passage in passages})
-    state = state_of(document)  # computed only once, because `state_of` reads the whole text
-    return [Row(passage, state, distinct) for passage in kept]
+def number_of(passages: pa.RecordBatch) -> dict[int, int]:
+    """Key of each different passage -> number of its row. Of equal passages, the last is kept, in the place of the first."""
+    return {key: number for number, key in enumerate(passages.column("id").to_pylist())}
+
+
+class NewRows:
+    """Rows that will be written together."""
+
+    def __init__(self) -> None:
+        self._passages: list[pa.RecordBatch] = []
+        self._owners: list[Owner] = []
+
+    def __len__(self) -> int:
+        return len(self._owners)
+
+    def add(self, document: Document, passages: pa.RecordBatch, kept: Sequence[int]) -> None:
+        """Adds the passages with the numbers in `kept`; `passages` are all passages of the document."""
+        if not kept:
+            return
+        self._passages.append(passages if len(kept) == len(passages) else passages.take(pa.array(kept)))
+        owner = Owner(document.id, state_of(document), len(number_of(passages)), document.fields)
+        self._owners += [owner] * len(kept)
+
+    def fields(self) -> list[Fields]:
+        """The fields of the document of each row."""
+        return [owner.fields for owner in self._owners]
+
+    def batches(self, schema: pa.Schema) -> list[pa.RecordBatch]:
+        """The rows with the columns of `schema`."""
+        return row_batches(self._passages, self._owners, schema=schema)
 
 
 def one_text_per_id(
@@ -332,20 +420,19 @@ def commit_rows(
 def _commit(
     work: Path,
     table: lance.LanceDataset | None,
-    rows: Sequence[Row],
+    rows: NewRows,
     tokenizer: Tokenizer,
     settings: Settings,
     read: ReadSoFar,
 ) -> lance.LanceDataset:
-    fields = [row.passage.fields for row in rows]
+    fields = rows.fields()
     if table is None:
         schema = pa.schema([*SCHEMA, *needed_columns(fields, SCHEMA)])
     else:
         read_before = {_READ: json.dumps(how_far(table)._asdict())}
         table = with_columns_of(work / TABLE, table, fields, read_before)
         schema = table.schema
-    batches = row_batches(rows, tokenizer, schema=schema)
-    return commit_rows(work, table, batches, tokenizer, settings, lambda: read, schema)
+    return commit_rows(work, table, rows.batches(schema), tokenizer, settings, lambda: read, schema)
 
 
 def with_columns_of(

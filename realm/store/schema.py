@@ -104,12 +104,18 @@ class MappedTokens(PassageTokens):
     """Folder of the files."""
 
 
-class Row(NamedTuple):
-    """A passage, and the columns of the table that describe its document."""
+PASSAGE_SCHEMA = pa.schema([SCHEMA.field(name) for name in ("id", *PASSAGE_COLUMNS[2:-1], *TOKEN_COLUMNS)])
+"""The columns that depend only on a passage, and not on the id, the fields and the other passages of its document."""
 
-    passage: Passage
-    document_state: int
-    document_passages: int
+
+class Owner(NamedTuple):
+    """The columns of a row that describe the document of its passage."""
+
+    document_id: str
+    state: int
+    passages: int
+    """Number of different passages of the document."""
+    fields: Fields
 
 
 def state_of(document: Document) -> int:
@@ -131,14 +137,50 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
+def passage_batch(passages: Sequence[Passage], tokenizer: Tokenizer | None) -> pa.RecordBatch:
+    """Passages as an Arrow batch of `PASSAGE_SCHEMA`; without a tokenizer, the columns of wordpieces are null."""
+    columns: dict[str, list[Any]] = {
+        "id": [int(passage.id, 16) for passage in passages],
+        "title": [passage.title for passage in passages],
+        "text": [passage.text for passage in passages],
+        "sentence_starts": [[start for start, _ in passage.sentences] for passage in passages],
+        "sentence_ends": [[end for _, end in passage.sentences] for passage in passages],
+        "span_starts": [[span.start for span in passage.spans] for passage in passages],
+        "span_ends": [[span.end for span in passage.spans] for passage in passages],
+        "span_labels": [[span.label for span in passage.spans] for passage in passages],
+        LINKS: [passage.links for passage in passages],
+    }
+    if tokenizer is None:
+        columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(passages))
+    else:
+        columns |= _pieces(passages, tokenizer)
+    arrays = [pa.array(columns[field.name], field.type) for field in PASSAGE_SCHEMA]
+    return pa.record_batch(arrays, schema=PASSAGE_SCHEMA)
+
+
 def row_batches(
-    rows: Sequence[Row], tokenizer: Tokenizer | None, size: int = 512, schema: pa.Schema = SCHEMA
+    passages: Sequence[pa.RecordBatch], owners: Sequence[Owner], size: int = 512, schema: pa.Schema = SCHEMA
 ) -> list[pa.RecordBatch]:
-    """Rows as Arrow batches of `size` rows; without a tokenizer, the columns of wordpieces are null.
+    """Rows as Arrow batches of `size` rows, from batches of `PASSAGE_SCHEMA` and an owner for each of their passages.
 
     `schema` is the schema of the table to which the rows are added. An earlier format has fewer columns than `SCHEMA`.
     """
-    return [_batch(rows[start : start + size], tokenizer, schema) for start in range(0, len(rows), size)]
+    columns: dict[str, Any] = {
+        "document_key": [key_of(owner.document_id) for owner in owners],
+        "document_state": [owner.state for owner in owners],
+        "document_passages": [owner.passages for owner in owners],
+        "document_id": [owner.document_id for owner in owners],
+        **field_values([owner.fields for owner in owners], schema),
+    }
+    of_passages = pa.Table.from_batches(passages, PASSAGE_SCHEMA)
+    arrays = [
+        pa.array(columns[field.name], field.type)
+        if field.name in columns
+        else of_passages.column(field.name).combine_chunks()
+        for field in schema
+    ]
+    batches: list[pa.RecordBatch] = pa.table(arrays, schema=schema).to_batches(size)
+    return batches
 
 
 def passage_columns(schema: pa.Schema) -> list[str]:
@@ -235,9 +277,7 @@ _UNTOKENIZED = "body_ids IS NULL"
 def _tokenized(batch: pa.RecordBatch, tokenizer: Tokenizer) -> pa.RecordBatch:
     """The `TOKEN_COLUMNS` of a batch; if these columns are null, the passages are tokenized now."""
     if batch.column("body_ids").null_count:
-        facts = (batch.column(name).to_pylist() for name in ("document_state", "document_passages"))
-        rows = list(map(Row, to_passages(batch), *facts))
-        batch = _batch(rows, tokenizer, SCHEMA)
+        batch = passage_batch(to_passages(batch), tokenizer)
     return batch.select(list(TOKEN_COLUMNS))
 
 
@@ -298,31 +338,6 @@ def _passage(
     spans = tuple(map(Span, span_starts, span_ends, span_labels))
     titles = None if links is None else tuple(links)
     return Passage(hex_id(key), document_id, title, text, sentences, spans, titles, from_json(fields))
-
-
-def _batch(rows: Sequence[Row], tokenizer: Tokenizer | None, schema: pa.Schema) -> pa.RecordBatch:
-    passages = [row.passage for row in rows]
-    columns: dict[str, list[Any]] = {
-        "id": [int(passage.id, 16) for passage in passages],
-        "document_key": [key_of(passage.document_id) for passage in passages],
-        "document_state": [row.document_state for row in rows],
-        "document_passages": [row.document_passages for row in rows],
-        "document_id": [passage.document_id for passage in passages],
-        "title": [passage.title for passage in passages],
-        "text": [passage.text for passage in passages],
-        "sentence_starts": [[start for start, _ in passage.sentences] for passage in passages],
-        "sentence_ends": [[end for _, end in passage.sentences] for passage in passages],
-        "span_starts": [[span.start for span in passage.spans] for passage in passages],
-        "span_ends": [[span.end for span in passage.spans] for passage in passages],
-        "span_labels": [[span.label for span in passage.spans] for passage in passages],
-        LINKS: [passage.links for passage in passages],
-    }
-    columns |= field_values([passage.fields for passage in passages], schema)
-    if tokenizer is None:
-        columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(rows))
-    else:
-        columns |= _pieces(passages, tokenizer)
-    return pa.record_batch([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:

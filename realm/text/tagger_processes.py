@@ -8,44 +8,30 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-from realm.text.corpus import Annotations
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-
-class Place(NamedTuple):
-    """Position of a piece in its text."""
-
-    start: int
-    """Number of characters before the piece."""
-    last: bool
-    """Whether the piece is the last one of its text."""
-
-
-Group = list[tuple[str, Place]]
-"""Pieces that a tagger annotates in one call."""
-PlacedAnnotations = Iterator[tuple[Annotations, Place]]
-AnnotateGroups = Callable[[Iterator[Group]], PlacedAnnotations]
-
+Group = TypeVar("Group")
+Result = TypeVar("Result")
 
 MOST_KILLS = 3
-"""Number of processes that may be killed while they annotate the same group."""
+"""Number of processes that may be killed during the work on the same group."""
 ADVICE = "if memory is short, use fewer processes"
 
 
-def annotate_in_processes(
-    prepare: Callable[[], AnnotateGroups], groups: Iterator[Group], processes: int, fresh: bool
-) -> PlacedAnnotations:
-    """Annotations of all groups, in order. The worker processes end with the caller's process, also if this process is killed.
+def map_in_processes(
+    prepare: Callable[[], Callable[[Group], Result]], groups: Iterator[Group], processes: int, fresh: bool
+) -> Generator[Result, None, None]:
+    """The results of a function for all groups, in order. The worker processes end with the caller's process, also if this
+    process is killed.
 
-    Each process calls `prepare` once and annotates with the function that `prepare` returns. With `fresh`, the processes are
+    Each process calls `prepare` once and applies the function that `prepare` returns. With `fresh`, the processes are
     spawned: `prepare` must be picklable, and the caller's main program needs `if __name__ == "__main__":`. Otherwise the
     processes are forked and inherit the model.
 
@@ -63,7 +49,7 @@ def annotate_in_processes(
         idle.put(connection)
     killed: list[Connection] = []
 
-    def found(group: Group) -> list[tuple[Annotations, Place]]:
+    def found(group: Group) -> Result:
         for _ in range(MOST_KILLS):
             connection = idle.get()
             if connection is None:
@@ -72,9 +58,9 @@ def annotate_in_processes(
             is_alive = True
             try:
                 connection.send(group)
-                annotations: list[tuple[Annotations, Place]] | Exception = connection.recv()
+                result: Result | Exception = connection.recv()
             except (EOFError, OSError):
-                is_alive = False  # another process annotates the group
+                is_alive = False  # another process does the work
                 killed.append(connection)
                 if len(killed) == processes:
                     idle.put(None)
@@ -82,31 +68,32 @@ def annotate_in_processes(
             finally:
                 if is_alive:
                     idle.put(connection)
-            if isinstance(annotations, Exception):
-                raise annotations
-            return annotations
+            if isinstance(result, Exception):
+                raise result
+            return result
         raise ChildProcessError(
             f"{MOST_KILLS} processes of the tagger were killed by the same text: {ADVICE}"
         )
 
     broken: list[Exception] = []
 
-    def next_group() -> Group:
+    def until_an_error() -> Iterator[Group]:
         try:
-            return next(groups, [])
-        except Exception as error:  # groups read before the error are annotated first, as in a single process
+            yield from groups
+        except (
+            Exception
+        ) as error:  # the work on the groups before the error is done first, as in a single process
             broken.append(error)
-            return []
 
-    pending: deque[Future[list[tuple[Annotations, Place]]]] = deque()
+    pending: deque[Future[Result]] = deque()
     threads = ThreadPoolExecutor(processes, "tagger")
     try:
-        while group := next_group():
+        for group in until_an_error():
             pending.append(threads.submit(found, group))
             if len(pending) > 2 * processes:
-                yield from pending.popleft().result()
+                yield pending.popleft().result()
         while pending:
-            yield from pending.popleft().result()
+            yield pending.popleft().result()
         if broken:
             raise broken[0]
     finally:
@@ -129,7 +116,7 @@ def usable_cores() -> int:
 
 
 def _start(
-    prepare: Callable[[], AnnotateGroups], processes: int, fresh: bool
+    prepare: Callable[[], Callable[[Any], Any]], processes: int, fresh: bool
 ) -> list[tuple[BaseProcess, Connection]]:
     """Worker processes, each with the caller's end of the connection to the process."""
     context: Any = multiprocessing.get_context("spawn" if fresh else "fork")
@@ -143,21 +130,30 @@ def _start(
     return workers
 
 
-def _work(prepare: Callable[[], AnnotateGroups], connection: Connection, parent: int) -> None:
-    """Annotates the groups that the caller sends through the connection, until the process is killed."""
+def _work(prepare: Callable[[], Callable[[Any], Any]], connection: Connection, parent: int) -> None:
+    """Does the work on the groups that the caller sends through the connection, until the process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    annotate = prepare()
+    no_tokenizer_threads()
+    work = prepare()
     while True:
         group = connection.recv()
         try:
-            connection.send(list(annotate(iter([group]))))
+            connection.send(work(group))
         except Exception as error:
             try:
                 connection.send(error)
             except Exception:  # some exceptions cannot be pickled
                 connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+
+
+def no_tokenizer_threads() -> None:
+    """Keeps the library of the tokenizer from starting a thread per core in this process, one of several that share the cores.
+
+    The library's threads do not survive a fork either.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _end_with(parent: int) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -54,6 +54,10 @@ class Tokenizer:
         self.vocab_size = tokenizer.get_vocab_size()
         self._json = tokenizer.to_str()
         self.fingerprint = self.behaviour = _behaviour(tokenizer, vocabulary)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For processes of a cluster. The library's own pickle loses `encode_special_tokens`."""
+        return _read, (self._json, self.name, self.fingerprint)
 
     def goes_by(self, recorded: str) -> bool:
         """Whether a fingerprint on disk belongs to this tokenizer; if so, `fingerprint` becomes that value.
@@ -195,6 +199,12 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])
+
+
+def _read(json: str, name: str, fingerprint: str) -> Tokenizer:
+    tokenizer = Tokenizer(FastTokenizer.from_str(json), name)
+    tokenizer.fingerprint = fingerprint
+    return tokenizer
 
 
 def _behaviour(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:

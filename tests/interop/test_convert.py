@@ -275,7 +275,9 @@ def test_an_interrupted_conversion_goes_on_where_it_was(
     assert not (out / "kb").exists()
     rows: list[int] = []
     monkeypatch.setattr(
-        published_module, "row_batches", lambda r, *more: rows.append(len(r)) or row_batches(r, *more)
+        published_module,
+        "row_batches",
+        lambda passages, owners, *more: rows.append(len(owners)) or row_batches(passages, owners, *more),
     )
     from realm.store.schema import row_batches
 

@@ -8,21 +8,23 @@ import random
 import sqlite3
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import spacy
 
 from realm import kept_values
-from realm.text import kept_names
+from realm.text import tagger_groups
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import DATABASE, KeepingTagger, cache_folder
 from realm.text.salient_spans import load_tagger
+from realm.text.tagger_groups import Asked, GroupTagger, grouped, working
 
 
-class Model:
+class Model(GroupTagger):
     """Each text is a sentence and a name; `asked` has the texts that were tagged."""
 
     name = "model"
@@ -30,10 +32,12 @@ class Model:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def annotate(self, texts: Iterable[str]) -> Iterator[Annotations]:
-        for text in texts:
-            self.asked.append(text)
-            yield answer(text)
+    def apply(self, documents: Iterable[Asked], prepare: Callable[[], Any]) -> Generator[Any, None, None]:
+        yield from map(working(lambda: self.find, prepare), grouped(documents))
+
+    def find(self, texts: Sequence[str]) -> list[Annotations]:
+        self.asked += texts
+        return list(map(answer, texts))
 
 
 def answer(text: str) -> Annotations:
@@ -51,10 +55,10 @@ def test_a_text_is_tagged_once_and_a_changed_text_again(tmp_path: Path) -> None:
     assert (first.asked, second.asked) == (TEXTS, ["other text", "new text"])
 
 
-@pytest.mark.parametrize("limits", [{"WINDOW": 3}, {"WINDOW_CHARS": 30}])
+@pytest.mark.parametrize("limits", [{"GROUP": 3}, {"GROUP_CHARS": 30}])
 def test_known_and_new_texts_stay_in_their_order(limits: dict[str, int], tmp_path: Path, monkeypatch) -> None:
     for name, value in limits.items():
-        monkeypatch.setattr(kept_names, name, value)
+        monkeypatch.setattr(tagger_groups, name, value)
     monkeypatch.setattr(kept_values, "AT_ONCE", 2)
     draw = random.Random(1)
     for _ in range(10):

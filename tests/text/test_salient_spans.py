@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.errors import InputError
-from realm.text import salient_spans
+from realm.text import salient_spans, tagger_groups
 from realm.text.corpus import Annotations, PassagesConfig, Span
 from realm.text.dates import find_dates
 from realm.text.salient_spans import Tagger, load_tagger
-from realm.text.tagger_processes import Place, annotate_in_processes
+from realm.text.tagger_processes import map_in_processes
 
 DATED = {
     "born 26 July 1928.": ["26 July 1928"],
@@ -155,7 +155,7 @@ def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) 
     texts = ["Ada came.\n\nIt was 1928. " * 30, "", "Ada. " * 9, "x" * 700, "\n\n Ada"]
     whole = list(ada.annotate(texts))
     assert whole[0].spans[-1] == Span(30 * 24 - 6, 30 * 24 - 2, "DATE")
-    monkeypatch.setattr(salient_spans, "PIECE_CHARS", 100)
+    monkeypatch.setattr(tagger_groups, "PIECE_CHARS", 100)
     pieces = list(ada.annotate(texts))
     assert [p.spans for p in pieces] == [w.spans for w in whole]
     assert pieces[:3] == whole[:3] and pieces[4] == whole[4] and whole[1] == Annotations((), ())
@@ -164,7 +164,7 @@ def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) 
 
 def test_annotations_of_long_texts_arrive_while_most_texts_are_still_unread(tagger, monkeypatch) -> None:
     """So that a progress bar moves: 64 texts at once were minutes of work without a sign."""
-    monkeypatch.setattr(salient_spans, "GROUP_CHARS", 1_000)
+    monkeypatch.setattr(tagger_groups, "GROUP_CHARS", 1_000)
     taken: list[int] = []
 
     def texts() -> Iterator[str]:
@@ -179,7 +179,7 @@ def test_annotations_of_long_texts_arrive_while_most_texts_are_still_unread(tagg
 
 @pytest.mark.parametrize("count", [0, 1, 64, 1000])
 def test_two_processes_find_the_same_in_the_same_order(count: int, tagger, monkeypatch) -> None:
-    monkeypatch.setattr(salient_spans, "PIECE_CHARS", 100)
+    monkeypatch.setattr(tagger_groups, "PIECE_CHARS", 100)
     texts = [f"Ada saw {n}. Nothing else. " * (1 + 7 * (n % 31 == 0)) for n in range(1000, 1000 + count)]
     assert list(tagger({"Ada": "PERSON"}, 2).annotate(texts)) == list(
         tagger({"Ada": "PERSON"}).annotate(texts)
@@ -203,7 +203,7 @@ def test_on_macos_the_processes_start_fresh_and_find_the_same(tagger, monkeypatc
 def test_few_texts_start_no_process_and_more_than_a_group_start_one_for_each_core(
     tagger, monkeypatch
 ) -> None:
-    texts = ["Ada."] * (salient_spans.GROUP + 1)
+    texts = ["Ada."] * (tagger_groups.GROUP + 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: {0, 3, 5})
     every_core = tagger({"Ada": "PERSON"}, 0)
     annotations = every_core.annotate(texts[1:])
@@ -284,26 +284,20 @@ class Strange(Exception):
 
 @pytest.mark.parametrize("error", [Strange(1, 2), OSError(lambda: None)])
 def test_an_exception_that_cannot_be_sent_ends_the_work(error) -> None:
-    def annotate(groups):
+    def work(group):
         raise error
-        yield
-
-    def groups():
-        while True:
-            yield [("Ada.", Place(0, True))]
 
     with pytest.raises((TypeError, RuntimeError)):
-        list(annotate_in_processes(lambda: annotate, groups(), 2, fresh=False))
+        list(map_in_processes(lambda: work, itertools.repeat(["Ada."]), 2, fresh=False))
     assert not multiprocessing.active_children()
 
 
 def test_a_text_that_kills_its_processes_does_not_kill_all_of_them() -> None:
-    def annotate(groups):
+    def work(group):
         os.kill(os.getpid(), signal.SIGKILL)
-        yield
 
     with pytest.raises(ChildProcessError, match="3 processes of the tagger were killed by the same text"):
-        list(annotate_in_processes(lambda: annotate, iter([[("Ada.", Place(0, True))]]), 4, fresh=False))
+        list(map_in_processes(lambda: work, iter([["Ada."]]), 4, fresh=False))
 
 
 def test_it_is_an_error_if_all_processes_are_killed(tagger) -> None:
@@ -358,7 +352,7 @@ def test_a_pipeline_that_is_replaced_on_disk_while_it_is_used_stays_the_pipeline
     tagger, monkeypatch
 ) -> None:
     monkeypatch.setattr(salient_spans, "MOST_WORDS", 0)
-    monkeypatch.setattr(salient_spans, "GROUP", 2)
+    monkeypatch.setattr(tagger_groups, "GROUP", 2)
     texts = [f"Ada met Bea and word{number}." for number in range(8)]
     used = tagger({"Ada": "PERSON"})
     expected, version = list(used.annotate(texts)), used.version()
