@@ -123,6 +123,7 @@ def _preview(args: argparse.Namespace) -> None:
     from realm.store.ingest import annotated, split
     from realm.store.settings import KnowledgeBaseConfig
     from realm.text.salient_spans import load_tagger
+    from realm.tokens.sentences import SentenceTokenizer
     from realm.tokens.tokenizer import Tokenizer
 
     config = settings(args, KnowledgeBaseConfig)
@@ -133,7 +134,11 @@ def _preview(args: argparse.Namespace) -> None:
     )
     tagger = load_tagger(args.tagger or config.tagger, args.processes or 1, engine_of(args))
     with annotated(islice(documents, args.limit), tagger) as found:
-        passages = (one for document, spans in found for one in split(document, spans, config, tokenizer))
+        passages = (
+            one
+            for document, spans in found
+            for one in split(document, spans, config, SentenceTokenizer(tokenizer))
+        )
         for passage in islice(passages, args.limit):
             title, text = tokenizer.encode([passage.title, passage.text])
             shown: PreviewedJson = {

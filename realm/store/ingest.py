@@ -63,6 +63,7 @@ from realm.text.corpus import Annotations, Cut, Document, Passage, split_documen
 from realm.text.fields import NO_FIELDS, Fields
 from realm.text.salient_spans import Tagger
 from realm.text.tagger_groups import Asked, GroupTagger, Work
+from realm.tokens.sentences import SentenceTokenizer
 from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
@@ -240,25 +241,23 @@ def _cutting(config: KnowledgeBaseConfig, tokenizer: Tokenizer) -> Work[tuple[pa
     """A function that cuts documents -> (all their passages, the number of passages of each document)."""
 
     def cut(documents: Sequence[Document], found: Sequence[Annotations]) -> tuple[pa.RecordBatch, list[int]]:
+        sentences = SentenceTokenizer(tokenizer)
         passages = [
-            split(document, annotations, config, tokenizer)
+            split(document, annotations, config, sentences)
             for document, annotations in zip(documents, found, strict=True)
         ]
-        return passage_batch(list(chain.from_iterable(passages)), tokenizer), list(map(len, passages))
+        whole = passage_batch(list(chain.from_iterable(passages)), tokenizer, sentences)
+        return whole, list(map(len, passages))
 
     return cut
 
 
 def split(
-    document: Document, annotations: Annotations, config: KnowledgeBaseConfig, tokenizer: Tokenizer
+    document: Document, annotations: Annotations, config: KnowledgeBaseConfig, sentences: SentenceTokenizer
 ) -> list[Passage]:
     """The passages of a document."""
-
-    def count_tokens(texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in tokenizer.encode(texts)]
-
     cut = Cut(config.passage_tokens, config.passage_overlap, whole=config.cut == "documents")
-    return split_document(document, annotations, count_tokens, cut)
+    return split_document(document, annotations, sentences.count, cut)
 
 
 def number_of(passages: pa.RecordBatch) -> dict[int, int]:

@@ -30,6 +30,7 @@ from realm.store.mapped_arrays import Arrays, mapped_arrays
 from realm.text.corpus import Document, Passage, Span
 from realm.text.fields import Fields, from_json, to_json
 from realm.tokens.layouts import Ragged
+from realm.tokens.sentences import SentenceTokenizer
 from realm.tokens.tokenizer import Tokenizer
 
 LINKS = "links"
@@ -137,8 +138,13 @@ def fingerprint_of(keys_N: np.ndarray, tokenizer: Tokenizer) -> str:
     return digest.hexdigest()[:16]
 
 
-def passage_batch(passages: Sequence[Passage], tokenizer: Tokenizer | None) -> pa.RecordBatch:
-    """Passages as an Arrow batch of `PASSAGE_SCHEMA`; without a tokenizer, the columns of wordpieces are null."""
+def passage_batch(
+    passages: Sequence[Passage], tokenizer: Tokenizer | None, sentences: SentenceTokenizer | None = None
+) -> pa.RecordBatch:
+    """Passages as an Arrow batch of `PASSAGE_SCHEMA`; without a tokenizer, the columns of wordpieces are null.
+
+    If `sentences` has counted the sentences of the passages, these are not tokenized again.
+    """
     columns: dict[str, list[Any]] = {
         "id": [int(passage.id, 16) for passage in passages],
         "title": [passage.title for passage in passages],
@@ -153,7 +159,7 @@ def passage_batch(passages: Sequence[Passage], tokenizer: Tokenizer | None) -> p
     if tokenizer is None:
         columns |= dict.fromkeys(TOKEN_COLUMNS, [None] * len(passages))
     else:
-        columns |= _pieces(passages, tokenizer)
+        columns |= _pieces(passages, tokenizer, sentences or SentenceTokenizer(tokenizer))
     arrays = [pa.array(columns[field.name], field.type) for field in PASSAGE_SCHEMA]
     return pa.record_batch(arrays, schema=PASSAGE_SCHEMA)
 
@@ -340,9 +346,13 @@ def _passage(
     return Passage(hex_id(key), document_id, title, text, sentences, spans, titles, from_json(fields))
 
 
-def _pieces(passages: Sequence[Passage], tokenizer: Tokenizer) -> dict[str, list[Any]]:
+def _pieces(
+    passages: Sequence[Passage], tokenizer: Tokenizer, sentences: SentenceTokenizer
+) -> dict[str, list[Any]]:
     """The columns of wordpieces of some passages."""
-    bodies = tokenizer.encode_with_offsets([passage.text for passage in passages])
+    bodies = sentences.encode(
+        [passage.text for passage in passages], [passage.sentences for passage in passages]
+    )
     spans = [
         _span_pieces(body.starts, body.ends, passage.spans)
         for body, passage in zip(bodies, passages, strict=True)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,6 +69,15 @@ class Tokenizer:
         if known:
             self.fingerprint = recorded
         return known
+
+    @cached_property
+    def separates_at_spaces(self) -> bool:
+        """Whether the wordpieces of a text are those of its parts between white space, as with every tokenizer of BERT."""
+        kinds = type(self._tokenizer.normalizer), type(self._tokenizer.pre_tokenizer)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        return kinds == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer) and all(
+            token.special for token in added
+        )
 
     def vocabulary(self) -> list[str]:
         """The wordpieces by id."""

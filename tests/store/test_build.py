@@ -24,6 +24,7 @@ from realm.store.knowledge_base import (
     build,
 )
 from realm.text.corpus import Annotations, Document, Span, passage_id
+from realm.tokens.sentences import SentenceTokenizer
 from tests.store.tiny import CONFIG, DOCUMENTS, LINKED, TOKENIZER, TinyTagger, as_format_3, content, make
 
 # --- build --------------------------------------------------------------------------------------------------
@@ -171,7 +172,7 @@ def test_what_is_kept_is_what_sets_in_memory_keep(tmp_path: Path) -> None:
     kept, known, first = [], set(), {}
     for document, found in zip(documents, TinyTagger().annotate(d.text for d in documents), strict=True):
         first.setdefault((document.title, document.text), document.id)
-        for passage in build_module.split(document, found, CONFIG, TOKENIZER):
+        for passage in build_module.split(document, found, CONFIG, SentenceTokenizer(TOKENIZER)):
             if (passage.title, passage.text) not in known:
                 known.add((passage.title, passage.text))
                 kept.append((document.id, passage.text))

@@ -29,6 +29,7 @@ from realm.text import tagger_groups
 from realm.text.corpus import Annotations, Document, Link, Passage, Section
 from realm.text.fields import NO_FIELDS
 from realm.text.salient_spans import Tagger, load_tagger
+from realm.tokens.sentences import SentenceTokenizer
 from realm.tokens.tokenizer import Tokenizer
 from tests.store.tiny import TOKENIZER, TinyTagger
 
@@ -81,7 +82,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, BuildResu
 
 def test_passages_are_those_of_a_document_that_is_cut_alone() -> None:
     with annotated(DOCUMENTS, rules(1)) as found:
-        expected = [(document, split(document, own, CONFIG, TOKENIZER)) for document, own in found]
+        expected = [
+            (document, split(document, own, CONFIG, SentenceTokenizer(TOKENIZER))) for document, own in found
+        ]
     for tagger in (rules(1), rules(3), TinyLike()):
         with cut_documents(iter(DOCUMENTS), tagger, CONFIG, TOKENIZER) as cut:
             assert [(document, with_document(document, rows)) for document, rows in cut] == expected
