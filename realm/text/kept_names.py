@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from realm.kept_values import KeptValues
+from realm.keys import KeyTable
 from realm.text.corpus import Annotations, Span
 from realm.text.tagger_groups import Asked, GroupTagger, Result, Work
 
@@ -59,13 +60,18 @@ class KeepingTagger(GroupTagger):
             nonlocal number, known
             for document, found in documents:
                 key = self._key(document.text)
-                if found is None and (value := kept.find(key)) is not None:
+                short = int.from_bytes(key[:8])
+                # A text that was new in this call stays new: whether its annotations are kept by now depends on the speed of
+                # the processes, and other groups would be rounded differently.
+                if found is None and new.get(short) is None and (value := kept.find(key)) is not None:
                     found = _decoded(value, len(document.text))
+                if found is None:
+                    new.put(short)
                 keys.append(key if found is None else None)
                 number, known = number + 1, known + (found is not None)
                 yield Asked(document, found)
 
-        with closing(kept):
+        with closing(kept), KeyTable() as new:
             for annotations, result in self._tagger.apply(looked_up(), partial(_with_annotations, prepare)):
                 for one in annotations:
                     key = keys.popleft()

@@ -66,6 +66,19 @@ def test_known_and_new_texts_stay_in_their_order(limits: dict[str, int], tmp_pat
         assert list(KeepingTagger(Model(), "1", tmp_path).annotate(iter(texts))) == list(map(answer, texts))
 
 
+@pytest.mark.parametrize("group", [1, 100])
+def test_a_text_that_occurs_again_is_new_however_far_the_work_is(
+    group: int, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(tagger_groups, "GROUP", group)
+    monkeypatch.setattr(kept_values, "AT_ONCE", 1)
+    first, second = Model(), Model()
+    a, b, c, d = TEXTS[:4]
+    list(KeepingTagger(first, "1", tmp_path).annotate([a, b, a, c, b]))
+    list(KeepingTagger(second, "1", tmp_path).annotate([c, d, c, d]))
+    assert (first.asked, second.asked) == ([a, b, a, c, b], [d, d])
+
+
 def test_the_database_contains_no_text(tmp_path: Path) -> None:
     list(load_kept("Confidential", tmp_path).annotate(["Ada met Confidential in Rome."]))
     assert b"onfidential" not in (tmp_path / "cache" / DATABASE).read_bytes()
