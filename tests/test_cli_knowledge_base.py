@@ -1,7 +1,7 @@
 """Knowledge bases that are built and kept from the command line."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -9,9 +9,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from realm import cli
-from realm.documents import reading
+from realm.documents import parallel_reading
 from realm.documents.file_records import records_of
-from realm.documents.formats.records import Limits
 from realm.documents.wikipedia import dumps
 from realm.store import ingest
 from realm.store.knowledge_base import KnowledgeBase
@@ -203,11 +202,12 @@ def test_merged_files_are_said_and_deleted_by_their_paths(
 def test_a_build_and_an_addition_read_their_sources_once(tmp_path: Path, monkeypatch) -> None:
     read: list[str] = []
 
-    def noted(found: Sequence[tuple[Any, Path]], limits: Limits) -> Iterator[Any]:
-        read.extend(path.name for _, path in found)
-        return records_of(found, limits)
+    def noted(found: Iterable[tuple[Any, Path]], *others: Any) -> Iterator[Any]:
+        files = list(found)
+        read.extend(path.name for _, path in files)
+        return records_of(files, *others)
 
-    monkeypatch.setattr(reading, "records_of", noted)
+    monkeypatch.setattr(parallel_reading, "records_of", noted)
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(f"The file {name} is read once.")
     kb = str(tmp_path / "kb")

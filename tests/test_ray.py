@@ -25,10 +25,10 @@ import ray
 import torch
 
 from realm.cli import main
-from realm.documents import ray_reading
+from realm.documents import parallel_reading
 from realm.documents.file_records import records_of_file
 from realm.documents.formats.records import Limits, Record, Unreadable
-from realm.documents.ray_reading import Block, Left, State, prepare_reading, state_of
+from realm.documents.parallel_reading import Block, Left, State, prepare_reading, state_of
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.sources import files_of
 from realm.documents.wikipedia import multistream
@@ -308,7 +308,7 @@ def _built(folder: Path, tokenizer: Tokenizer, engine: Any, address: str) -> Kno
 def sources(tmp_path: Path, monkeypatch) -> list[str]:
     """Files of many formats, of which some cannot be read, with relative paths, and small limits so that all are split."""
     monkeypatch.setattr(multistream, "PART_BYTES", 3000)
-    monkeypatch.setattr(ray_reading, "BLOCK_BYTES", 2000)
+    monkeypatch.setattr(parallel_reading, "BLOCK_BYTES", 2000)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "corpus"
     (folder / "more").mkdir(parents=True)
@@ -365,7 +365,7 @@ def test_cluster_builds_the_knowledge_base_of_one_process(cluster, sources, monk
         read_here.append("" if isinstance(file, Unreadable) else file[1].name)
         return records_of_file(file, *others)
 
-    monkeypatch.setattr(ray_reading, "records_of_file", noted)
+    monkeypatch.setattr(parallel_reading, "records_of_file", noted)
     assert main([*command, "cluster", "--engine", "ray", "--ray-address", cluster.address]) == 0
     assert json.loads(capsys.readouterr().out) == expected
     assert sum(expected["left_out"].values()) > 10 and expected["documents"] > 2900
@@ -464,14 +464,22 @@ def test_files_of_a_killed_process_are_read_by_others(cluster, sources, tmp_path
     expected = list(read_documents(sources, report=ReadingReport()))
     documents = read_documents(sources, report=ReadingReport(), engine=EngineConfig("ray", cluster.address))
     found = [next(documents)]
-    readers = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/cwd")
-        if os.path.realpath(path) == str(tmp_path) and b"_Worker" in (path.parent / "cmdline").read_bytes()
-    ]
-    assert len(readers) == 2
+    end = time.monotonic() + 60
+    while len(readers := readers_in(tmp_path)) < 2:  # the second one may still be starting
+        assert time.monotonic() < end
+        time.sleep(0.1)
     os.kill(readers[0], signal.SIGKILL)
     assert [*found, *documents] == expected
+
+
+def readers_in(folder: Path) -> list[int]:
+    """Processes of the cluster whose current folder is `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # the process has ended
+            is_worker = b"_Worker" in (path.parent / "cmdline").read_bytes()
+            found += [int(path.parent.name)] if is_worker and os.path.realpath(path) == str(folder) else []
+    return found
 
 
 def test_worker_leaves_files_that_it_does_not_see_to_the_command(sources, tmp_path, monkeypatch) -> None:

@@ -106,7 +106,7 @@ class Parser(argparse.ArgumentParser):
             "--processes",
             metavar="N",
             type=positive,
-            help="number of processes of the tagger (default: one per core, at most 8)",
+            help="number of processes that tag documents and read the parts of a dump (default: one per core, at most 8)",
         )
         self.add_engine(on_engine)
 

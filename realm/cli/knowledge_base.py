@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import logging
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
@@ -164,6 +165,7 @@ def _build(args: argparse.Namespace) -> None:
     from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
     from realm.documents.remote import public_address
+    from realm.local_processes import usable_cores
     from realm.store.ingest import PARSED, check_target, unfinished_folder
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
@@ -183,20 +185,20 @@ def _build(args: argparse.Namespace) -> None:
     engine = engine_of(args)
     check_target(Path(args.out), args.replace)  # before the documents are read for a vocabulary
     kept = unfinished_folder(Path(args.out)) / PARSED
-    documents = read_documents(
-        args.sources, limit, reading, headings=config.reads_headings, engine=engine, kept=kept
-    )
+    processes = args.processes or usable_cores()
+    read = partial(read_documents, args.sources, limit, engine=engine, kept=kept, processes=processes)
+    documents = read(reading, headings=config.reads_headings)
     if config.near_duplicates:
         documents = without_near_duplicates(documents, config.near_duplicates, reading)
     if args.vocab_size is None:
         tokenizer = Tokenizer.load(config.tokenizer)
     else:
         again = progress(
-            read_documents(args.sources, limit, for_vocabulary, engine=engine, kept=kept),
+            read(for_vocabulary),
             total=None, description="vocabulary", unit="document",
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
-    tagger = load_tagger(config.tagger, args.processes, engine)
+    tagger = load_tagger(config.tagger, processes, engine)
     result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace)
     report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
@@ -204,12 +206,14 @@ def _build(args: argparse.Namespace) -> None:
 
 def _add(args: argparse.Namespace) -> None:
     from realm.documents.reading import ReadingReport, read_documents
+    from realm.local_processes import usable_cores
     from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
     from realm.text.salient_spans import load_tagger
 
     config = KnowledgeBase.open(args.kb).config
     engine = engine_of(args)
-    tagger = load_tagger(args.tagger or config.later_tagger, args.processes or 0, engine)
+    processes = args.processes or usable_cores()
+    tagger = load_tagger(args.tagger or config.later_tagger, processes, engine)
 
     def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:
         reading = None if args.strict else ReadingReport()
@@ -219,6 +223,7 @@ def _add(args: argparse.Namespace) -> None:
             reading,
             headings=kb.config.reads_headings,
             engine=engine,
+            processes=processes,
         )
         return kb.add(documents, tagger), reading
 

@@ -2,8 +2,8 @@
 
 A source is a file, a folder with all its subfolders, an address (`remote.py`), or the name of a packaged corpus
 (`demo_corpora.py`). `sources.py` finds the files and the reader of each file, and the readers yield records
-(`formats/records.py`). `file_records.py` and `ray_reading.py` call the readers. `read_documents` does what all formats have in
-common: unique ids, the limit on length, and the report on files that cannot be read.
+(`formats/records.py`). `file_records.py` and `parallel_reading.py` call the readers. `read_documents` does what all formats
+have in common: unique ids, the limit on length, and the report on files that cannot be read.
 This file does not split documents into passages.
 """
 
@@ -12,11 +12,9 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents.file_records import records_of
 from realm.documents.formats.records import (
     EXPECTED,
     Limits,
@@ -26,10 +24,9 @@ from realm.documents.formats.records import (
     printable,
     record,
 )
-from realm.documents.ray_reading import read_on_ray
+from realm.documents.parallel_reading import read_in_processes, read_on_ray
 from realm.documents.remote import is_remote
-from realm.documents.sources import RemoteFile, SourceFile, files_of, remote_files_of
-from realm.documents.wikipedia.dumps import dump
+from realm.documents.sources import files_of, remote_files_of
 from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
@@ -134,6 +131,7 @@ def read_documents(
     taken: Collection[str] = (),
     engine: EngineConfig | None = None,
     kept: Path | None = None,
+    processes: int = 1,
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
@@ -144,8 +142,9 @@ def read_documents(
     Files in the folder `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
-    cluster read the files; the documents and the report are the same. The database `kept`, which is made if it does not exist,
-    keeps the parsed pages of dumps, and known pages are not parsed again. A cluster does not use this database.
+    cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read the parts of dumps
+    that can be split. The database `kept`, which is made if it does not exist, keeps the parsed pages of dumps, and known pages
+    are not parsed again. A cluster does not use this database.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
@@ -164,19 +163,7 @@ def read_documents(
     limits = Limits(max_document_chars, headings)
     if engine is not None and engine.engine == "ray":
         return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
-    if kept is not None:
-        found = [_keeping(one, kept) for one in found]
-    return _documents(records_of(found, limits), limits, report, taken)
-
-
-def _keeping(file: SourceFile | RemoteFile, kept: Path) -> SourceFile | RemoteFile:
-    """A dump whose parsed pages are kept in the database `kept`; any other file is unchanged."""
-    if isinstance(file, RemoteFile):
-        return file._replace(reader=partial(dump, kept=kept)) if file.reader is dump else file
-    if isinstance(file, Unreadable):
-        return file
-    reader, path = file
-    return (partial(dump, kept=kept), path) if reader is dump else file
+    return _documents(read_in_processes(found, limits, processes, kept), limits, report, taken)
 
 
 def documents_of(

@@ -5,6 +5,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +39,16 @@ class RemoteFile(NamedTuple):
 
     reader: Reader | None
     address: str
+
+
+def keeping(file: SourceFile | RemoteFile, kept: Path | None) -> SourceFile | RemoteFile:
+    """A dump whose parsed pages are kept in the database `kept`; any other file is unchanged."""
+    if kept is None or isinstance(file, Unreadable):
+        return file
+    if isinstance(file, RemoteFile):
+        return file._replace(reader=partial(dump, kept=kept)) if file.reader is dump else file
+    reader, path = file
+    return (partial(dump, kept=kept), path) if reader is dump else file
 
 
 def _is_read(path: Path) -> bool:

@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import shutil
-import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -192,16 +191,8 @@ def annotated(
         for found in tagger.annotate(texts()):
             yield waiting.popleft(), found
 
-    with _forks_without_warnings(), closing(pairs()) as stream:
+    with closing(pairs()) as stream:
         yield stream
-
-
-@contextmanager
-def _forks_without_warnings() -> Iterator[None]:
-    """Lance warns about every fork. The forks of the tagger are safe: Lance is idle, and no child process calls Lance."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="lance is not fork-safe")
-        yield
 
 
 @contextmanager
@@ -233,7 +224,7 @@ def cut_documents(
                 yield waiting.popleft(), passages.slice(start, count)
                 start += count
 
-    with _forks_without_warnings(), closing(pairs()) as stream:
+    with closing(pairs()) as stream:
         yield stream
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import sys
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
+from realm.local_processes import FRESH, map_in_processes, no_tokenizer_threads, usable_cores
 from realm.ray_actors import TAGGING_CORES, EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import KeepingTagger, cache_folder
 from realm.text.span_rules import annotations_of, sentences_of
 from realm.text.tagger_groups import GROUP, Asked, Find, GroupTagger, Result, Work, grouped, working
 from realm.text.tagger_network import PACKAGED, NetworkTagger
-from realm.text.tagger_processes import map_in_processes, no_tokenizer_threads, usable_cores
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -133,10 +132,9 @@ class _LocalTagger(GroupTagger):
         if len(first) < 2:
             yield from map(working(lambda: self.find, prepare), groups)
         else:
-            # System libraries of macOS that torch and Lance have used do not survive a fork.
-            fresh = sys.platform == "darwin"
-            load = partial(_load_find, self.name) if fresh else lambda: self.find
-            yield from map_in_processes(partial(working, load, prepare), groups, self._processes, fresh)
+            load = partial(_load_find, self.name) if FRESH else lambda: self.find
+            work = partial(_one_result, load, prepare)
+            yield from map_in_processes(work, groups, self._processes, FRESH)
 
     @abstractmethod
     def find(self, texts: Sequence[str]) -> list[Annotations]:
@@ -213,7 +211,7 @@ class _RayTagger(GroupTagger):
     def apply(
         self, documents: Iterable[Asked], prepare: Callable[[], Work[Result]]
     ) -> Generator[Result, None, None]:
-        work = partial(_one_result, self.name, prepare)
+        work = partial(_one_result, partial(_load_find, self.name), prepare)
         yield from map_on_ray(work, grouped(documents), self._address, self._prefer_gpus, TAGGING_CORES)
 
 
@@ -222,9 +220,11 @@ def _load_find(name: str) -> Find:
     return _load(name, processes=1).find
 
 
-def _one_result(name: str, prepare: Callable[[], Work[Result]]) -> Callable[[list[Asked]], list[Result]]:
+def _one_result(
+    load: Callable[[], Find], prepare: Callable[[], Work[Result]]
+) -> Callable[[list[Asked]], list[Result]]:
     no_tokenizer_threads()
-    work = working(partial(_load_find, name), prepare)
+    work = working(load, prepare)
     return lambda group: [work(group)]
 
 

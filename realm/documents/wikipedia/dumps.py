@@ -39,9 +39,9 @@ from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_a
 from realm.errors import first_line
 from realm.kept_values import KeptValues
 from realm.keys import KeyTable, key_of
+from realm.local_processes import usable_cores
 from realm.progress import progress
 from realm.text.corpus import Link
-from realm.text.tagger_processes import usable_cores
 
 MOST_SECONDS = 20
 """Most seconds of processor time for a page. A usual page takes milliseconds; ten thousand open tags would take hours."""
@@ -87,10 +87,12 @@ def redirects_of_part(part: DumpPart) -> Iterator[tuple[str, str]]:
         yield from _redirects(part.path, file)
 
 
-def articles_of_part(part: DumpPart, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+def articles_of_part(
+    part: DumpPart, path: Path, limits: Limits, kept: Path | None = None
+) -> Iterator[Record | Unreadable]:
     """The same records and problems as from `dump`, for the pages in a part of the dump `path`, with links to redirects."""
     need("mwparserfromhell", path)
-    with opened_part(part) as file, _Workers(1) as workers:
+    with opened_part(part) as file, _Workers(1, kept) as workers:
         yield from _articles(path, file, limits, workers)
 
 

@@ -1,24 +1,25 @@
-"""Reads files on a Ray cluster. The records come in the same order as from one process.
+"""Reads files in several processes, of this machine or of a Ray cluster. The records have the same order as from one process.
 
 A block of the work has several small files, a file of any size, or a part of a Wikipedia dump. A worker reads a file only if
 the file has the same size and time as on the machine of the command. The process of the command reads all other files: files
-that the worker cannot open, remote files, and dumps that cannot be split.
+that the worker cannot open, remote files, and dumps that cannot be split. On this machine, workers read only parts of dumps.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from realm.documents.child_process import ReaderProcess
-from realm.documents.file_records import records_of_file
+from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
-from realm.documents.sources import RemoteFile, SourceFile
+from realm.documents.sources import RemoteFile, SourceFile, keeping
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.keys import KeyTable, key_of
+from realm.local_processes import FRESH, map_in_processes
 from realm.progress import progress
 from realm.ray_actors import READING_CORES, map_on_ray
 
@@ -29,6 +30,10 @@ RESULT_CHARS, RESULT_RECORDS = 4_000_000, 1000
 
 Redirects = tuple[list[tuple[str, str]], bool]
 """Title and target of each redirect in a part of a dump, and whether the part is damaged."""
+
+
+Map = Callable[[Callable[[], Callable[[Any], Iterable[Any]]], Iterator[Any]], Generator[Any, None, None]]
+"""`map_in_processes` or `map_on_ray`: the results of the function that the first argument returns, for all items, in order."""
 
 
 class State(NamedTuple):
@@ -68,17 +73,48 @@ def read_on_ray(
         InputError: Ray is not installed, or there is no cluster at the address.
         RealmError: the workers died repeatedly during the same work.
     """
-    dumps = {path: _parts_of(path) for path in map(_path_of_dump, found) if path}
+    dumps = _parts_of_dumps(found)
+    blocks = _blocks(found, dumps, state_of)
+    yield from _read(blocks, dumps, limits, partial(map_on_ray, address=address, cores_each=READING_CORES))
+
+
+def read_in_processes(
+    found: Sequence[SourceFile | RemoteFile], limits: Limits, processes: int, kept: Path | None
+) -> Iterator[Record | Unreadable]:
+    """The records and problems of files, in order. Several processes read the parts of dumps.
+
+    Parsed pages of dumps are kept in the database `kept`, and known pages are not parsed again.
+
+    Raises:
+        ChildProcessError: the processes were killed repeatedly during the same work.
+    """
+    dumps = _parts_of_dumps(found) if processes > 1 else {}
+    if any(dumps.values()):
+        blocks = _blocks(found, dumps, lambda path: None, kept)
+        mapped = partial(map_in_processes, processes=processes, fresh=FRESH)
+        yield from _read(blocks, dumps, limits, mapped, kept)
+    else:
+        yield from records_of((keeping(one, kept) for one in found), limits)
+
+
+def _read(
+    blocks: Iterator["Block"],
+    dumps: Mapping[Path, Sequence[DumpPart]],
+    limits: Limits,
+    mapped: Map,
+    kept: Path | None = None,
+) -> Iterator[Record | Unreadable]:
     with ExitStack() as opened:
         child = opened.enter_context(ReaderProcess())
         redirects = {path: opened.enter_context(KeyTable()) for path, parts in dumps.items() if parts}
-        _read_redirects([part for parts in dumps.values() for part in parts], redirects, address)
+        _read_redirects([part for parts in dumps.values() for part in parts], redirects, mapped)
         damaged: set[Path | None] = set()
-        prepare = partial(prepare_reading, Path.cwd(), limits)
-        blocks = map_on_ray(prepare, _blocks(found, dumps), address, cores_each=READING_CORES)
-        for records, path in opened.enter_context(closing(blocks)):
+        results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks)
+        for records, path in opened.enter_context(closing(results)):
             for left in records:
-                ones = records_of_file(left.file, limits, child) if isinstance(left, Left) else [left]
+                ones: Iterable[Record | Unreadable] = [left]
+                if isinstance(left, Left):
+                    ones = records_of_file(keeping(left.file, kept), limits, child)
                 for one in ones:
                     if path in damaged:  # what follows the damage of a dump is not read
                         break
@@ -88,6 +124,11 @@ def read_on_ray(
                         yield resolved(one, redirects[path])
                         if isinstance(one, Unreadable) and one.where == str(path):
                             damaged.add(path)
+
+
+def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
+    """The parts of each local dump; an empty list for a dump that cannot be split."""
+    return {path: _parts_of(path) for path in map(_path_of_dump, found) if path}
 
 
 def _path_of_dump(file: SourceFile | RemoteFile) -> Path | None:
@@ -111,8 +152,12 @@ def state_of(path: Path) -> State | None:
 
 
 def _blocks(
-    found: Sequence[SourceFile | RemoteFile], dumps: Mapping[Path, Sequence[DumpPart]]
+    found: Sequence[SourceFile | RemoteFile],
+    dumps: Mapping[Path, Sequence[DumpPart]],
+    state_of_file: Callable[[Path], State | None],
+    kept: Path | None = None,
 ) -> Iterator[Block]:
+    """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`."""
     files: list[tuple[SourceFile | RemoteFile, State | None]] = []
     size = 0
     for file in found:
@@ -122,24 +167,24 @@ def _blocks(
             yield Block(files)
             files, size = [], 0
         for part in parts:
-            source: SourceFile = partial(articles_of_part, part), part.path
+            source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
             yield Block([(source, state_of(part.path))], part.path)
         if not parts:
-            state = None if isinstance(file, Unreadable | RemoteFile) or path else state_of(file[1])
+            state = None if isinstance(file, Unreadable | RemoteFile) or path else state_of_file(file[1])
             files.append((file, state))
             size += state.size if state else 0
     if files:
         yield Block(files)
 
 
-def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable], address: str) -> None:
+def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable], mapped: Map) -> None:
     """Adds the titles and the targets of all redirects of the dumps. Redirects that follow damage are not added."""
     if not parts:
         return
     damaged: set[Path] = set()
     items = ((part, state_of(part.path)) for part in parts)
     prepare = partial(_prepare_redirects, Path.cwd())
-    with closing(map_on_ray(prepare, items, address, cores_each=READING_CORES)) as found:
+    with closing(mapped(prepare, items)) as found:
         read = progress(found, total=len(parts), description="read redirects", unit="part", leave=False)
         for part, one in zip(parts, read, strict=True):
             if part.path not in damaged:

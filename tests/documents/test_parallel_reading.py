@@ -1,0 +1,154 @@
+"""Several processes of this machine read the parts of dumps: the records of one process, whatever is killed."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from contextlib import closing, suppress
+from pathlib import Path
+
+import lance
+import pytest
+
+from realm.cli import main
+from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.wikipedia import multistream
+from realm.text.corpus import Document
+from tests.documents.test_wikipedia import pages_with_redirects
+from tests.documents.writers import write_dump, write_multistream
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Dumps that can and cannot be split, a damaged dump, and other files between them; with relative paths."""
+    monkeypatch.setattr(multistream, "PART_BYTES", 3000)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    write_multistream(folder / "a.xml.bz2", pages_with_redirects(60))
+    (folder / "b.txt").write_text("A note.")
+    (folder / "c.bin").write_bytes(b"odd")
+    cut = write_multistream(folder / "d.xml.bz2", pages_with_redirects(70)[1:])
+    data = bytearray(cut.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 40] = bytes(40)
+    cut.write_bytes(data)
+    (folder / "e.txt").write_text("A note.")
+    write_dump(folder / "f.xml", pages_with_redirects(12))
+    (folder / "g.html").write_text("<h1>A page</h1><p>It was made in June 2001.</p>")
+    return ["corpus", "corpus/a.xml.bz2"]
+
+
+def read(sources: list[str], processes: int, kept: Path | None = None) -> tuple[list[Document], list[str]]:
+    """The documents, and what was left out; the line number of the damage of a dump depends on the part."""
+    report = ReadingReport()
+    documents = list(read_documents(sources, report=report, kept=kept, processes=processes))
+    return documents, [f"{one.where}: {one.reason}" for one in report.left_out]
+
+
+@pytest.mark.parametrize("processes", [3])
+def test_several_processes_read_the_documents_of_one(processes: int, sources: list[str]) -> None:
+    expected = read(sources, 1)
+    assert len(expected[0]) > 100 and len(expected[1]) > 20
+    assert any("corpus/d.xml.bz2: damaged" in one for one in expected[1])
+    assert read(sources, processes) == expected
+    assert not multiprocessing.active_children()
+
+
+def test_without_a_dump_that_can_be_split_no_process_starts(tmp_path: Path) -> None:
+    write_dump(tmp_path / "f.xml", pages_with_redirects(12))
+    documents = read_documents([str(tmp_path)], report=ReadingReport(), processes=4)
+    next(documents)
+    assert not multiprocessing.active_children()
+    list(documents)
+
+
+def test_parts_of_a_killed_process_are_read_by_others(sources: list[str]) -> None:
+    expected = read(sources[1:], 1)[0]
+    documents = read_documents(sources[1:], report=ReadingReport(), processes=2)
+    found = [next(documents)]
+    multiprocessing.active_children()[0].kill()
+    assert [*found, *documents] == expected
+
+
+def test_an_early_end_leaves_no_process(sources: list[str]) -> None:
+    documents = read_documents(sources[1:], report=ReadingReport(), processes=2)
+    next(documents)
+    assert len(multiprocessing.active_children()) == 2
+    with closing(documents):  # type: ignore[type-var]
+        pass
+    assert not multiprocessing.active_children()
+
+
+def test_all_processes_keep_their_pages_and_parse_none_again(
+    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "work" / "parsed.sqlite"
+    expected = read(sources, 2, kept)
+    count = number_of(kept)
+    # the pages after the damage of a dump are parsed too, if their part is read
+    assert count >= len({one.title + one.text for one in expected[0] if "Number" in one.text})
+    monkeypatch.setattr("realm.documents.wikipedia.dumps._start", no_parser)
+    assert read(sources, 2, kept) == read(sources, 1, kept) == expected
+    assert number_of(kept) == count
+
+
+def no_parser() -> None:
+    raise AssertionError("a page is parsed again")
+
+
+def number_of(kept: Path) -> int:
+    """Number of pages in a database of parsed pages."""
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(kept)) as database:
+        return int(database.execute("SELECT count(*) FROM pages").fetchone()[0])
+    return 0  # there is no table yet, or another process is writing
+
+
+@pytest.fixture
+def long_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(multistream, "PART_BYTES", 20_000)
+    monkeypatch.setattr("realm.kept_values.AT_ONCE", 16)
+    return write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(1500))
+
+
+def test_a_killed_build_parses_only_pages_that_are_not_kept(
+    long_dump: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["kb", "build", str(long_dump), "--tagger", "rules", "--json"]
+    assert main([*command, "--processes", "1", "--out", str(tmp_path / "whole")]) == 0
+    expected = capfd.readouterr().out
+    command += ["--processes", "2", "--out", str(tmp_path / "kb")]
+    # the limits of the parts are set in the process that is forked
+    killed = multiprocessing.get_context("fork").Process(target=leading, args=(command,))
+    killed.start()
+    kept, end = tmp_path / "kb.building" / "parsed.sqlite", time.monotonic() + 60
+    while number_of(kept) < 100:
+        assert killed.is_alive() and time.monotonic() < end
+        time.sleep(0.005)
+    assert killed.pid is not None
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.join()
+    while processes_of(killed.pid):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    known = number_of(kept)
+    assert 100 <= known < 1200 and not (tmp_path / "kb").exists()
+    assert main(command) == 0
+    assert capfd.readouterr().out == expected
+    one, other = (lance.dataset(tmp_path / kb / "passages.lance").to_table() for kb in ("whole", "kb"))
+    assert one.equals(other) and not (tmp_path / "kb" / "parsed.sqlite").exists()
+
+
+def leading(command: list[str]) -> None:
+    os.setpgrp()
+    main(command)
+
+
+def processes_of(group: int) -> list[int]:
+    """Processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, own = path.read_text().rpartition(")")[2].split()[:3]
+            found += [int(path.parent.name)] if int(own) == group and state != "Z" else []
+    return found
