@@ -135,6 +135,10 @@ WRITERS = {
     "serve/client.py Client._open": ["requests: tests/serve/test_schema.py"],
     "documents/child_process.py ReaderProcess.read": ["requests to its own child"],
     "documents/child_process.py main.answer": ["the child's answers: tests/documents/test_pdf_word_epub.py"],
+    "documents/kept_records.py KeepingReader.read": [
+        "a value of its own database: tests/documents/test_kept_records.py"
+    ],
+    "documents/kept_records.py _key": ["what a hash is of: never written"],
     "documents/wikipedia/dumps.py _Workers._answer": [
         "a line to a process: tests/documents/test_wikipedia.py"
     ],

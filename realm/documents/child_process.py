@@ -73,7 +73,7 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
                     whatever_comes.pop_all()
                     return
                 else:
-                    yield _record(*values) if kind == "record" else Unreadable(*values)
+                    yield record_of_json(*values) if kind == "record" else Unreadable(*values)
             raise _ended(path, child.wait())
 
     def _stop(self) -> None:
@@ -96,8 +96,8 @@ def _start() -> subprocess.Popen[bytes]:
     )
 
 
-def _record(*values: Any) -> Record:
-    """A record from the JSON of the child process, in which links and sections are lists."""
+def record_of_json(*values: Any) -> Record:
+    """A record from its values in JSON, in which links and sections are lists."""
     record = Record(*values)
     links = None if record.links is None else tuple(Link(*link) for link in record.links)
     return record._replace(links=links, sections=tuple(Section(*section) for section in record.sections))

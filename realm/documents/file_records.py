@@ -4,23 +4,25 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from realm.documents.child_process import ReaderProcess
 from realm.documents.formats.records import Limits, Reader, Reason, Record, Unreadable
+from realm.documents.kept_records import KeepingReader
 from realm.documents.remote import copied, public_address
 from realm.documents.sources import RemoteFile, SourceFile
 from realm.errors import RealmError, first_line, shortened
 from realm.text.fields import time_text
 
 
-def records_of(found: Iterable[SourceFile | RemoteFile], limits: Limits) -> Iterator[Record | Unreadable]:
-    """The records and problems of files, in order."""
-    with ReaderProcess() as child:
+def records_of(
+    found: Iterable[SourceFile | RemoteFile], limits: Limits, kept: Path | None = None
+) -> Iterator[Record | Unreadable]:
+    """The records and problems of files, in order. Files that take long to be read are kept in the database `kept`."""
+    with KeepingReader(kept) as child:
         for file in found:
             yield from records_of_file(file, limits, child)
 
 
 def records_of_file(
-    file: SourceFile | RemoteFile, limits: Limits, child: ReaderProcess
+    file: SourceFile | RemoteFile, limits: Limits, child: KeepingReader
 ) -> Iterator[Record | Unreadable]:
     """The records and problems of a file. `child` reads binary formats."""
     if isinstance(file, Unreadable):
@@ -35,7 +37,7 @@ def records_of_file(
             yield one
 
 
-def _fetched(found: RemoteFile, limits: Limits, child: ReaderProcess) -> Iterator[Record | Unreadable]:
+def _fetched(found: RemoteFile, limits: Limits, child: KeepingReader) -> Iterator[Record | Unreadable]:
     """The records of a remote file, with the address of the file in the place of the path of the copy."""
     address = public_address(found.address)
     with copied(found.address) as path:
@@ -50,7 +52,7 @@ def _fetched(found: RemoteFile, limits: Limits, child: ReaderProcess) -> Iterato
 
 
 def _opened(
-    reader: Reader | None, path: Path, limits: Limits, child: ReaderProcess
+    reader: Reader | None, path: Path, limits: Limits, child: KeepingReader
 ) -> Iterator[Record | Unreadable]:
     """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
     try:

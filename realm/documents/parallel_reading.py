@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents.child_process import ReaderProcess
 from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.kept_records import KeepingReader
 from realm.documents.sources import RemoteFile, SourceFile, keeping
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
@@ -83,7 +83,7 @@ def read_in_processes(
 ) -> Iterator[Record | Unreadable]:
     """The records and problems of files, in order. Several processes read the parts of dumps.
 
-    Parsed pages of dumps are kept in the database `kept`, and known pages are not parsed again.
+    Parsed pages of dumps, and PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
     Raises:
         ChildProcessError: the processes were killed repeatedly during the same work.
@@ -94,7 +94,7 @@ def read_in_processes(
         mapped = partial(map_in_processes, processes=processes, fresh=FRESH)
         yield from _read(blocks, dumps, limits, mapped, kept)
     else:
-        yield from records_of((keeping(one, kept) for one in found), limits)
+        yield from records_of((keeping(one, kept) for one in found), limits, kept)
 
 
 def _read(
@@ -105,7 +105,7 @@ def _read(
     kept: Path | None = None,
 ) -> Iterator[Record | Unreadable]:
     with ExitStack() as opened:
-        child = opened.enter_context(ReaderProcess())
+        child = opened.enter_context(KeepingReader(kept))
         redirects = {path: opened.enter_context(KeyTable()) for path, parts in dumps.items() if parts}
         _read_redirects([part for parts in dumps.values() for part in parts], redirects, mapped)
         damaged: set[Path | None] = set()
@@ -209,7 +209,7 @@ def _redirects_of(part: DumpPart) -> Redirects:
 def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[Found]]:
     """A function that reads the files of a block. Paths are relative to `folder`, the current folder of the command."""
     is_here = _enter(folder)
-    child = ReaderProcess()
+    child = KeepingReader()
 
     def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable | Left]:
         if (

@@ -68,7 +68,7 @@ from realm.tokens.tokenizer import Tokenizer
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
 PARSED = "parsed.sqlite"
-"""File in the folder of an unfinished build, with the parsed pages of dumps (`realm.documents`)."""
+"""File in the folder of an unfinished build, with what the readers of documents keep (`realm.documents`)."""
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
 
@@ -323,7 +323,7 @@ def check_target(target: Path, replace: bool) -> None:
 def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """The table of an interrupted build, if a build with these settings can continue that build; otherwise None.
 
-    The files of an interrupted build that cannot be continued are removed, except for the parsed pages of dumps.
+    The files of an interrupted build that cannot be continued are removed, except for what the readers of documents keep.
     """
     if not work.exists():
         return None

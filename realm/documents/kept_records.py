@@ -1,0 +1,92 @@
+"""Keeps the documents of PDF and Word files until the end of a build, because reading such a file takes longer than tagging it.
+
+A key is a hash of the file, its name, the limits and the code of the readers. Files with problems are not kept.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from realm.documents.child_process import ReaderProcess, record_of_json
+from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.kept_values import KeptValues
+
+LIBRARIES = {".pdf": "pypdfium2", ".docx": "mammoth"}
+"""Extensions of the files whose documents are kept -> the library that reads them."""
+
+
+class KeepingReader(AbstractContextManager["KeepingReader"]):
+    """Reads files in a child process, and keeps their documents in the database `kept`, if one is given."""
+
+    def __init__(self, kept: Path | None = None):
+        self._child = ReaderProcess()
+        self._kept = None if kept is None else KeptValues(kept, "files", "all files are read again")
+
+    def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+        """The records of a file, as from `ReaderProcess.read`."""
+        key = None if self._kept is None else _key(path, limits)
+        if self._kept is None or key is None:
+            yield from self._child.read(path, limits)
+            return
+        value = self._kept.find(key)
+        if value is not None and (known := _records(value, path)) is not None:
+            yield from known
+            return
+        found = []
+        for one in self._child.read(path, limits):
+            found.append(one)
+            yield one
+        if not any(isinstance(one, Unreadable) for one in found):
+            self._kept.keep(key, zlib.compress(json.dumps([str(path), found]).encode(), level=1))
+            self._kept.write()  # a file can take minutes, so a kill should not lose many
+
+    def __exit__(self, *exception: object) -> None:
+        self._child.__exit__(*exception)
+        if self._kept is not None:
+            self._kept.close()
+
+
+def _key(path: Path, limits: Limits) -> bytes | None:
+    """Hash of all on which the documents of a file depend; None if the documents of such files are not kept."""
+    library = LIBRARIES.get(path.suffix.lower())
+    reader = library and _reader(library)
+    if not reader:
+        return None
+    try:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None  # the reader reports the error
+    text = json.dumps([reader, path.name, limits, content])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+@cache
+def _reader(library: str) -> str | None:
+    """The version of a library, and a digest of the code of all readers; None if the library is not installed."""
+    try:
+        installed = version(library)
+    except PackageNotFoundError:
+        return None
+    files = sorted(Path(__file__).with_name("formats").glob("*.py"))
+    return f"{installed} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
+
+
+def _records(value: bytes, path: Path) -> list[Record] | None:
+    """The records of a kept value for a file that may now have another path; None if the value is damaged."""
+    try:
+        before, found = json.loads(zlib.decompress(value))
+        records = [record_of_json(*one) for one in found]
+    except (zlib.error, ValueError, TypeError):
+        return None
+
+    def moved(record: Record) -> Record:
+        own = path.as_posix() if record.id == Path(before).as_posix() else record.id
+        return record._replace(where=record.where.replace(before, str(path)), id=own)
+
+    return [moved(record) for record in records]

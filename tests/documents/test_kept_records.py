@@ -1,0 +1,148 @@
+"""PDF and Word files that a build has read are not read again after a kill."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import docx
+import lance
+import pytest
+
+from realm.cli import main
+from realm.documents.child_process import ReaderProcess
+from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.kept_records import KeepingReader
+from realm.documents.reading import ReadingReport, read_documents
+from tests.documents.writers import paragraphs, pdf, word
+
+
+def letter(path: Path, text: str) -> Path:
+    document = docx.Document()
+    document.add_heading("A letter", 1)
+    document.add_paragraph(text)
+    document.save(str(path))
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Files that are kept, and files that are not."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    pdf(folder / "manual.pdf", ["# Manual", *paragraphs(4)])
+    word(folder / "Towns.docx")
+    letter(folder / "letter.docx", "Ann came in May 1990.")
+    (folder / "damaged.pdf").write_bytes(b"%PDF-1.7 no more")
+    pdf(folder / "secret.pdf", ["Secret."], owner_password="a", user_password="b")
+    (folder / "note.txt").write_text("A note.")
+    return folder
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files that a child process was asked to read."""
+    names: list[str] = []
+    read = ReaderProcess.read
+
+    def noted(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+        names.append(path.name)
+        return read(self, path, limits)
+
+    monkeypatch.setattr(ReaderProcess, "read", noted)
+    return names
+
+
+def documents(folder: Path, kept: Path | None, headings: bool = False) -> list[object]:
+    report = ReadingReport()
+    found = list(read_documents([str(folder)], report=report, kept=kept, headings=headings))
+    assert len(found) == 4
+    return [*found, *report.left_out]
+
+
+def test_kept_files_are_not_read_again(corpus: Path, tmp_path: Path, asked: list[str]) -> None:
+    kept = tmp_path / "work" / "parsed.sqlite"
+    expected = documents(corpus, None)
+    assert documents(corpus, kept) == expected
+    asked.clear()
+    assert documents(corpus, kept) == expected
+    assert asked == ["damaged.pdf", "secret.pdf"]  # with problems
+    # the text depends on how headings are read
+    asked.clear()
+    with_headings = documents(corpus, kept, headings=True)
+    assert documents(corpus, None, headings=True) == with_headings != expected
+    assert set(asked) == {"damaged.pdf", "letter.docx", "manual.pdf", "secret.pdf", "Towns.docx"}
+
+
+def test_a_changed_file_is_read_again_and_a_moved_file_has_its_new_path(
+    corpus: Path, tmp_path: Path, asked: list[str]
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    documents(corpus, kept)
+    asked.clear()
+    moved = corpus.rename(tmp_path / "moved")
+    letter(moved / "letter.docx", "Ann came in June 1990.")
+    # the title of a PDF can be the name of the file
+    (moved / "manual.pdf").rename(moved / "other.pdf")
+    found = documents(moved, kept)
+    assert asked == ["damaged.pdf", "letter.docx", "other.pdf", "secret.pdf"]
+    assert found == documents(moved, None)
+    assert "June" in str(found) and str(corpus) not in str(found)
+
+
+def test_a_damaged_database_costs_only_time(corpus: Path, tmp_path: Path, asked: list[str]) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    expected = documents(corpus, kept)
+    asked.clear()
+    with sqlite3.connect(kept) as database:
+        database.execute("UPDATE files SET value = substr(value, 1, 9)")
+    assert documents(corpus, kept) == expected
+    assert len(asked) == 5
+
+
+def test_a_file_that_is_not_there_is_reported_by_its_reader(tmp_path: Path) -> None:
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        (problem,) = reader.read(tmp_path / "gone.pdf", Limits())
+    assert "No such file" in str(problem)
+
+
+def number_of(kept: Path) -> int:
+    """Number of files in a database."""
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(kept)) as database:
+        return int(database.execute("SELECT count(*) FROM files").fetchone()[0])
+    return 0  # there is no table yet, or another process is writing
+
+
+def test_a_killed_build_reads_only_files_that_are_not_kept(
+    tmp_path: Path, asked: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "docs").mkdir()
+    for number in range(60):
+        letter(tmp_path / "docs" / f"{number:02}.docx", f"Letter {number} came in May 1990. " * 9)
+    command = ["kb", "build", str(tmp_path / "docs"), "--tagger", "rules", "--json", "--out"]
+    assert main([*command, str(tmp_path / "whole")]) == 0
+    expected = json.loads(capfd.readouterr().out)
+    killed = multiprocessing.get_context("fork").Process(
+        target=main, args=([*command, str(tmp_path / "kb")],)
+    )
+    killed.start()
+    kept, end = tmp_path / "kb.building" / "parsed.sqlite", time.monotonic() + 60
+    while number_of(kept) < 10:
+        assert killed.is_alive() and time.monotonic() < end
+        time.sleep(0.002)
+    assert killed.pid is not None
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.join()
+    known = number_of(kept)
+    assert 10 <= known < 60 and not (tmp_path / "kb").exists()
+    asked.clear()
+    assert main([*command, str(tmp_path / "kb")]) == 0
+    assert json.loads(capfd.readouterr().out) == expected
+    assert asked == [f"{number:02}.docx" for number in range(known, 60)]
+    one, other = (lance.dataset(tmp_path / kb / "passages.lance").to_table() for kb in ("whole", "kb"))
+    assert one.equals(other) and not list((tmp_path / "kb").glob("parsed*"))
