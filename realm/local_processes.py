@@ -58,43 +58,11 @@ def map_in_processes(
         Exception: the function raised this exception.
     """
     workers = _start(prepare, processes, fresh)
-    idle: SimpleQueue[Connection | None] = SimpleQueue()
-    for _, connection in workers:
-        idle.put(connection)
-    killed: list[Connection] = []
-
-    def receive(entry: _Entry[Item, Result]) -> None:
-        """Gives the item to a process, and receives the results. If the process is killed, gives the item to another one."""
-        received = kills = 0
-        while kills < MOST_KILLS:
-            connection = idle.get()
-            if connection is None:
-                idle.put(None)  # for the threads of other items
-                raise ChildProcessError(f"all processes were killed: {ADVICE}")
-            is_alive = True
-            try:
-                connection.send((entry.item, received))
-                while True:
-                    found: list[Result] | Exception = connection.recv()
-                    entry.found.put(found)
-                    if not found or isinstance(found, Exception):
-                        return
-                    received, kills = received + 1, 0
-                    entry.room.acquire()
-            except (EOFError, OSError):
-                is_alive = False
-                kills += 1
-                killed.append(connection)
-                if len(killed) == processes:
-                    idle.put(None)
-            finally:
-                if is_alive:
-                    idle.put(connection)
-        raise ChildProcessError(f"{MOST_KILLS} processes were killed during the same work: {ADVICE}")
+    shared = _Shared([connection for _, connection in workers])
 
     def received(entry: _Entry[Item, Result]) -> None:
         try:
-            receive(entry)
+            _receive(entry, shared)
         except Exception as error:
             entry.found.put(error)
 
@@ -113,22 +81,21 @@ def map_in_processes(
     # issue 94777).
     threads = ThreadPoolExecutor(processes, "processes")
     try:
-        for item in until_an_error():
-            pending.append(_Entry(item))
+        for number, item in enumerate(until_an_error()):
+            pending.append(_Entry(number, item))
             threads.submit(received, pending[-1])
             if len(pending) > 2 * processes:
-                yield from pending[0].results()
+                yield from shared.results(pending[0])
                 pending.popleft()
         while pending:
-            yield from pending[0].results()
+            yield from shared.results(pending[0])
             pending.popleft()
         if broken:
             raise broken[0]
     finally:
+        shared.close()
         for process, _ in workers:
             process.kill()  # the current results of the process are not needed
-        for entry in pending:
-            entry.room.release()  # its thread sees that the process was killed
         threads.shutdown(cancel_futures=True)
         for process, connection in workers:
             process.join()
@@ -138,19 +105,130 @@ def map_in_processes(
 class _Entry(Generic[Item, Result]):
     """An item, and the results that a thread has received."""
 
-    def __init__(self, item: Item):
-        self.item = item
+    def __init__(self, number: int, item: Item):
+        self.number, self.item = number, item
         self.found: SimpleQueue[list[Result] | Exception] = SimpleQueue()
         """Lists of one result, after the last result an empty list or an exception."""
-        self.room = threading.Semaphore(RESULTS_AHEAD - 1)
-        """Number of results that the thread may receive besides those that are received and not used."""
+        self.unused = 0
+        """Number of results that are received and not used."""
 
-    def results(self) -> Iterator[Result]:
-        while found := self.found.get():
+
+def _receive(entry: _Entry[Item, Result], shared: _Shared) -> None:
+    """Gives the item to a process, and receives the results. If the process is killed or is needed for the first item, gives
+    the item to another process later."""
+    received = kills = 0
+    while kills < MOST_KILLS:
+        connection = shared.take(entry)
+        is_alive = True
+        try:
+            connection.send((entry.item, received))
+            while True:
+                found, is_last = connection.recv()
+                if isinstance(found, Exception):
+                    raise _Raised(found)
+                if found:
+                    received, kills = received + 1, 0
+                    shared.receive(entry, found)
+                if is_last:
+                    entry.found.put([])
+                    return
+                if not shared.wait_for_room(entry):
+                    break
+                connection.send(None)
+        except (EOFError, OSError):
+            is_alive = False
+            kills += 1
+        except _Raised as raised:
+            raise raised.args[0] from None
+        finally:
+            shared.give_back(connection, is_alive)
+    raise ChildProcessError(f"{MOST_KILLS} processes were killed during the same work: {ADVICE}")
+
+
+class _Raised(Exception):
+    """An exception of the function, as opposed to one of the connection."""
+
+
+class _Shared:
+    """What the threads share: the processes without work, and the order in which the items get them."""
+
+    def __init__(self, connections: list[Connection]):
+        self._changed = threading.Condition()
+        self._idle = connections.copy()
+        self._alive = len(connections)
+        self._asking: set[int] = set()
+        """Numbers of the items that wait for a process."""
+        self._first = 0
+        """Number of the item whose results are used now."""
+        self._closed = False
+
+    def results(self, entry: _Entry[Any, Result]) -> Iterator[Result]:
+        """The results of the first item, until its end."""
+        with self._changed:
+            self._first = entry.number
+            self._changed.notify_all()
+        while found := entry.found.get():
             if isinstance(found, Exception):
                 raise found
-            self.room.release()
+            with self._changed:
+                entry.unused -= 1
+                self._changed.notify_all()
             yield found[0]
+
+    def receive(self, entry: _Entry[Any, Result], found: list[Result]) -> None:
+        """Stores a result."""
+        with self._changed:
+            entry.unused += 1
+        entry.found.put(found)
+
+    def take(self, entry: _Entry[Any, Any]) -> Connection:
+        """Waits for a process; earlier items are first.
+
+        Raises:
+            ChildProcessError: all processes were killed, or the results are no longer needed.
+        """
+        with self._changed:
+            self._asking.add(entry.number)
+            self._changed.notify_all()
+            self._changed.wait_for(
+                lambda: self._closed or not self._alive or (self._idle and entry.number == min(self._asking))
+            )
+            self._asking.remove(entry.number)
+            self._changed.notify_all()
+            if self._closed or not self._alive:
+                raise ChildProcessError(f"all processes were killed: {ADVICE}")
+            return self._idle.pop()
+
+    def give_back(self, connection: Connection, is_alive: bool) -> None:
+        """Gives a process back after its work, or after it was killed."""
+        with self._changed:
+            if is_alive:
+                self._idle.append(connection)
+            else:
+                self._alive -= 1
+            self._changed.notify_all()
+
+    def wait_for_room(self, entry: _Entry[Any, Any]) -> bool:
+        """Waits until few results of an item are unused -> whether its process can go on.
+
+        The process cannot go on if it is needed for the first item, whose process was killed: without this item, no further
+        results would be used.
+        """
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._closed
+                    or entry.unused < RESULTS_AHEAD
+                    or (self._first in self._asking and not self._idle)
+                )
+            )
+            return not self._closed and entry.unused < RESULTS_AHEAD
+
+    def close(self) -> None:
+        """Lets all threads end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 MOST_PROCESSES = 8
@@ -188,17 +266,22 @@ def _work(prepare: Callable[[], Callable[[Any], Iterable[Any]]], connection: Con
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     no_tokenizer_threads()
     function = prepare()
+    rest: Iterator[Any] = iter(())
+    following: list[Any] = []
     while True:
-        item, received = connection.recv()
+        message = connection.recv()
         try:
-            for result in islice(function(item), received, None):
-                connection.send([result])
-            connection.send([])
+            if message is not None:  # else the next result of the same item is asked for
+                item, received = message
+                rest = islice(function(item), received, None)
+                following = list(islice(rest, 1))
+            found, following = following, list(islice(rest, 1))
+            connection.send((found, not following))
         except Exception as error:
             try:
-                connection.send(error)
+                connection.send((error, True))
             except Exception:  # some exceptions cannot be pickled
-                connection.send(RuntimeError(f"{type(error).__name__}: {error}"))
+                connection.send((RuntimeError(f"{type(error).__name__}: {error}"), True))
 
 
 def no_tokenizer_threads() -> None:

@@ -1,0 +1,74 @@
+"""Several results per item from processes of this machine: in order, not far ahead, and whatever is killed."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+from realm.local_processes import RESULTS_AHEAD, map_in_processes
+
+
+def counting(folder: Path, size: int) -> Callable[[int], Iterator[tuple[int, int, bytes]]]:
+    """Prepares the function that gives thirty results for an item, and notes each result by a file."""
+
+    def results(number: int) -> Iterator[tuple[int, int, bytes]]:
+        for step in range(30):
+            (folder / f"{number}-{step} {os.getpid()}").touch()
+            yield number, step, bytes(size)
+
+    return results
+
+
+def test_results_are_in_order_and_a_killed_process_is_replaced_in_the_middle_of_its_item(
+    tmp_path: Path,
+) -> None:
+    found = map_in_processes(partial(counting, tmp_path, 100_000), iter(range(5)), 2, False)
+    first = [next(found)[:2] for _ in range(3)]
+    (busy,) = {int(path.name.split()[1]) for path in tmp_path.glob("0-*")}
+    next(one for one in multiprocessing.active_children() if one.pid == busy).kill()
+    assert [*first, *(one[:2] for one in found)] == [
+        (number, step) for number in range(5) for step in range(30)
+    ]
+    assert len({path.name.split()[1] for path in tmp_path.glob("0-*")}) == 2
+    assert not multiprocessing.active_children()
+
+
+def test_a_process_waits_until_results_of_its_item_are_used(tmp_path: Path) -> None:
+    # larger than what the system stores for a connection
+    found = map_in_processes(partial(counting, tmp_path, 1_000_000), iter(range(4)), 2, False)
+    next(found)
+    time.sleep(1)
+    assert len(list(tmp_path.iterdir())) <= 2 * (RESULTS_AHEAD + 3)
+    found.close()
+
+
+@pytest.mark.parametrize("used", [1, 3, 31])
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_an_early_end_leaves_no_process(used: int, size: int, tmp_path: Path) -> None:
+    for _ in range(3):
+        found = map_in_processes(partial(counting, tmp_path, size), count(), 2, False)
+        assert len(list(islice(found, used))) == used
+        found.close()
+        assert not multiprocessing.active_children()
+
+
+def failing() -> Callable[[int], Iterator[int]]:
+    def results(number: int) -> Iterator[int]:
+        if number == 2:
+            raise OSError("the file ends here")  # not an error of the connection
+        yield number
+
+    return results
+
+
+def test_results_before_an_error_are_given() -> None:
+    found = map_in_processes(failing, iter(range(5)), 2, False)
+    assert list(islice(found, 2)) == [0, 1]
+    with pytest.raises(OSError, match="the file ends here"):
+        next(found)
+    assert not multiprocessing.active_children()
