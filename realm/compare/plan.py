@@ -19,7 +19,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from realm.compare.rows import BM25, DRQA, OWN_NETWORK, PUBLISHED, READING_SETTINGS, STARTS, Row, encoder_of
+from realm.compare.rows import (
+    BM25,
+    DRQA,
+    GIVEN,
+    OWN_NETWORK,
+    PUBLISHED,
+    READING_SETTINGS,
+    STARTS,
+    WITHOUT_ICT,
+    Row,
+    Start,
+    encoder_of,
+)
 from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, STARTING
 from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
@@ -74,6 +86,10 @@ class Plan:
                 lacking[name] = "another corpus: give the documents of this corpus in data.text"
             if row.start == PUBLISHED and not self.data.published.checkpoint:
                 lacking[name] = "published weights: give a checkpoint in data.published.checkpoint"
+            if row.start in ("ict", "no-ict") and not self.data.warm_start:
+                lacking[name] = "the inverse cloze task: set data.warm_start to true"
+            if name == GIVEN and self.data.warm_start:
+                lacking[name] = "an encoder that can already retrieve: set data.warm_start to false"
         return lacking
 
     def starts(self) -> list[str]:
@@ -81,7 +97,7 @@ class Plan:
         needed: list[str] = []
 
         def need(name: str) -> None:
-            start = STARTS[name]
+            start = self.start(name)
             for before in (start.init, start.encoder_of):
                 if before:
                     need(before)
@@ -91,6 +107,14 @@ class Plan:
         for row in self.rows().values():
             need(row.start)
         return needed
+
+    def start(self, name: str) -> Start:
+        """How a start is made with these data."""
+        start = STARTS[name]
+        if self.data.warm_start:
+            return start
+        init, encoder = (WITHOUT_ICT.get(one, one) for one in (start.init, start.encoder_of))
+        return start._replace(init=init, encoder_of=encoder)
 
     def before_questions(self) -> list[str]:
         """The starts, without a published model that was trained on questions. A published model must already be converted."""
@@ -296,7 +320,7 @@ class Plan:
                 yield self._probe(self.start_model(name, first), self.probe(BM25, first), method=BM25)
 
     def _make_start(self, name: str, seed: int) -> Stage:
-        start, out = STARTS[name], self.start_model(name, seed)
+        start, out = self.start(name), self.start_model(name, seed)
         init = self.start_model(start.init, seed) if start.init else self.data.encoder
         settings = (*start.settings, f"seed={seed}") if self._has_seeds(name) else start.settings
         argv: tuple[str, ...]

@@ -75,6 +75,8 @@ class DataJson(TypedDict):
     text: list[str]
     documents: int
     encoder: str
+    warm_start: bool
+    """A folder of an earlier version has no such key; the value is then True."""
     first_seed: int
     """The seed whose files have no seed in their names."""
     questions: dict[str, str]
@@ -102,16 +104,17 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         "text": list(data.text),
         "documents": data.documents,
         "encoder": data.encoder,
+        "warm_start": data.warm_start,
         "first_seed": plan.config.seeds[0],
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
         "reading": list(data.reading.corpus),
         "published": asdict(data.published),
     }
     if file.exists():
-        before: DataJson = read_json(file)
+        before: DataJson = {"warm_start": True, **read_json(file)}
         parts = [
             key
-            for key in ("corpus", "text", "documents", "encoder", "first_seed")
+            for key in ("corpus", "text", "documents", "encoder", "warm_start", "first_seed")
             if before[key] not in (now[key], [])
         ]
         asked_before = before["questions"]
