@@ -356,3 +356,20 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
         counts = compared["rows"]["orqa"]["tests"][test]["less"]
         assert f"{test}: REALM, X = Z is right and ORQA is wrong for {counts['only_a']} questions" in text
         assert f"{test}: ORQA is right and REALM, X = Z is wrong for {counts['only_b']} questions" in text
+
+
+@pytest.mark.slow
+def test_commands_that_run_at_the_same_time_make_the_same_table(home, tmp_path) -> None:
+    rows = ("--rows", "bm25-reader", "orqa", "realm", "hybrid")
+    reports = []
+    for folder, jobs in ((tmp_path / "one", "1"), (tmp_path / "three", "3")):
+        printed(*home.words("compare", folder, *rows, "--jobs", jobs))
+        report = json.loads((folder / "table1.json").read_text())
+        assert_holds(results.TableJson, report)
+        for row in report["rows"].values():
+            del row["seconds"]
+            for test in row["tests"].values():
+                del test["ms"]
+        reports.append(report)
+    assert reports[0] == reports[1]
+    assert "answer in the passages" not in (tmp_path / "three" / "logs" / "evaluate-realm-spans.log").read_text()
