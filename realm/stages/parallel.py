@@ -21,10 +21,15 @@ from realm.errors import RealmError
 from realm.stages.runner import Printer, Record, Stage, command_line, spent_words
 from realm.watchdog import in_words
 
-_PROGRAM = (
-    "import sys; from realm.watchdog import end_with_parent; end_with_parent(); "
-    "from realm.cli import program; sys.exit(program())"
-)
+_PROGRAM = """
+import signal, sys
+from realm.watchdog import end_with_parent
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts a job in the background ignores SIGINT
+end_with_parent()
+from realm.cli import program
+sys.exit(program())
+"""
+"""Runs the command in the arguments."""
 
 
 class Chain(NamedTuple):

@@ -102,11 +102,12 @@ def test_a_failed_stage_interrupts_the_others_and_is_one_line(tmp_path: Path, re
 
 
 SCRIPT = """
-import sys
+import signal, sys
 from pathlib import Path
 from realm.stages import parallel
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, Section, Stage
+signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may run with SIGINT ignored
 folder = Path(sys.argv[1])
 parallel._PROGRAM = "from realm.watchdog import end_with_parent; end_with_parent()\\n" + {program!r}
 made = [folder / name for name in "ab"]
