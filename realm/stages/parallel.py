@@ -21,15 +21,10 @@ from realm.errors import RealmError
 from realm.stages.runner import Printer, Record, Stage, command_line, spent_words
 from realm.watchdog import in_words
 
-_PROGRAM = """
-import signal, sys
-from realm.watchdog import end_with_parent
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts a job in the background ignores SIGINT
-end_with_parent()
-from realm.cli import program
-sys.exit(program())
-"""
-"""Runs the command in the arguments."""
+_PROGRAM = (
+    "import sys; from realm.watchdog import end_with_parent; end_with_parent(); "
+    "from realm.cli import program; sys.exit(program())"
+)
 
 
 class Chain(NamedTuple):
@@ -50,8 +45,8 @@ class Chain(NamedTuple):
 def run_chains(chains: Iterable[Chain], record: Record, logs: Path, jobs: int) -> None:
     """Runs chains, at most `jobs` of them at the same time. The logs of the stages are files in the folder `logs`.
 
-    If a stage fails or the process is interrupted, no further stage is started, and the running stages get SIGINT: a training
-    stage then saves a checkpoint and ends.
+    If a stage fails or the process is interrupted, no further stage is started, and the running stages get SIGTERM: a training
+    stage then saves a checkpoint and ends. (A shell can start processes that ignore SIGINT.)
 
     Raises:
         RealmError: a stage failed; the message has its last line of output and the path of its log.
@@ -104,7 +99,7 @@ class _Processes:
             self._slots.put(environment)
 
     def interrupt(self) -> None:
-        """Starts no further stage, sends SIGINT to the running stages, and waits for their end.
+        """Starts no further stage, sends SIGTERM to the running stages, and waits for their end.
 
         A further interruption, for example by a second Ctrl-C, kills the stages.
         """
@@ -112,7 +107,7 @@ class _Processes:
             self._interrupted = True
             running = list(self._running)
         for process in running:
-            _send(process, signal.SIGINT)
+            _send(process, signal.SIGTERM)
         try:
             for process in running:
                 process.wait()

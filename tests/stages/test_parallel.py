@@ -24,14 +24,16 @@ SECTION = Section("1. A section", "What and why.")
 
 PROGRAM = """
 import pathlib, signal, sys, time
-made, seconds, fails = sys.argv[1:]
-def interrupted(*_):
-    pathlib.Path(made + ".interrupted").touch()
+made, seconds, fails_after = sys.argv[1:]
+def stopped(*_):
+    pathlib.Path(made + ".stopped").touch()
     sys.exit(130)
-signal.signal(signal.SIGINT, interrupted)
+signal.signal(signal.SIGTERM, stopped)
 pathlib.Path(made + ".began").write_text(str(time.monotonic()))
 time.sleep(float(seconds))
-if fails == "fails":
+if fails_after:
+    while not pathlib.Path(fails_after).exists():
+        time.sleep(0.01)
     print("realm: the disk is full", file=sys.stderr)
     sys.exit(2)
 pathlib.Path(made).write_text(str(time.monotonic()))
@@ -45,8 +47,9 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Record:
     return Record(tmp_path / "stages.json", PeakMemory())
 
 
-def stage(made: Path, seconds: float = 0.0, fails: str = "") -> Stage:
-    return Stage(SECTION, f"make {made.name}", (str(made), str(seconds), fails), made)
+def stage(made: Path, seconds: float = 0.0, fails_after: Path | str = "") -> Stage:
+    """A stage that makes a file after some seconds, or that fails as soon as the file `fails_after` exists."""
+    return Stage(SECTION, f"make {made.name}", (str(made), str(seconds), str(fails_after)), made)
 
 
 def times(made: Path) -> tuple[float, float]:
@@ -86,16 +89,16 @@ def test_finished_stages_are_skipped(tmp_path: Path, record: Record, capsys) -> 
     assert f"skipped: {tmp_path / 'a'} exists" in capsys.readouterr().out
 
 
-def test_a_failed_stage_interrupts_the_others_and_is_one_line(tmp_path: Path, record: Record) -> None:
+def test_a_failed_stage_stops_the_others_and_is_one_line(tmp_path: Path, record: Record) -> None:
     fails, other, later = tmp_path / "fails", tmp_path / "other", tmp_path / "later"
     chains = [
-        Chain("bad", [stage(fails, 0.3, "fails"), stage(later)]),
+        Chain("bad", [stage(fails, fails_after=tmp_path / "other.began"), stage(later)]),
         Chain("good", [stage(other, 60), stage(tmp_path / "never")]),
     ]
     with pytest.raises(RealmError, match="the disk is full") as error:
         run_chains(chains, record, tmp_path / "logs", 2)
     assert str(tmp_path / "logs" / "make-fails.log") in str(error.value)
-    assert (tmp_path / "other.interrupted").exists()
+    assert (tmp_path / "other.stopped").exists()
     assert not later.exists() and not (tmp_path / "never.began").exists()
     done = {name: one["done"] for name, one in read_json(tmp_path / "stages.json")["stages"].items()}
     assert done == {"make fails": False, "make other": False}
@@ -132,8 +135,8 @@ def test_the_processes_end_with_the_command(tmp_path: Path, number: signal.Signa
         os.kill(process.pid, number)
         process.communicate(timeout=30)
     wait_for(lambda: not any(map(alive, children)))
-    interrupted = [tmp_path / f"{name}.interrupted" for name in "ab"]
-    assert [file.exists() for file in interrupted] == [number == signal.SIGINT] * 2
+    stopped = [tmp_path / f"{name}.stopped" for name in "ab"]
+    assert [file.exists() for file in stopped] == [number == signal.SIGINT] * 2
 
 
 def wait_for(happened) -> None:
