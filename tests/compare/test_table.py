@@ -286,6 +286,13 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished table is made again without its picture, which takes most of the time."""
+    monkeypatch.setattr(plots, "draw", lambda report, file: None)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) -> None:
     words = home.words("compare", home.table1)
     assert cli.main([*words, "--check", str(home.table1 / "table1.json")]) == 0
@@ -317,6 +324,7 @@ def test_masked_facts_of_other_settings_are_not_compared(home, ablated, tmp_path
     assert "probe-*.json are about different masked facts" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_check_of_some_rows_compares_only_these_rows(home, compared, tmp_path, capsys) -> None:
     folder = tmp_path / "table1"
     shutil.copytree(home.table1, folder)
