@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from realm.model.bert import Bert
 from realm.model.scores import log_softmax_inside
-from realm.model.states import hidden_states
+from realm.model.states import hidden_states, states_at
 from realm.qa.reading import Reading
 
 END = -1
@@ -53,7 +53,10 @@ class PathNetwork(nn.Module):
     def encoded(self, reading: Reading) -> Tensor:
         """w of pairs of a question and a passage -> [K, H]."""
         tokens = reading.tokens.to(self.bias.device)
-        return hidden_states(self.encoder, tokens)[:, 0].float()
+        if self.training:
+            return hidden_states(self.encoder, tokens)[:, 0].float()
+        row_K = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
+        return states_at(self.encoder, tokens, row_K, torch.zeros_like(row_K)).float()
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor]:
         """Logits that paths contain an answer [R]; log p of the first and the last token of an answer [2, R, T]."""

@@ -158,6 +158,20 @@ def test_a_narrow_beam_is_that_of_a_plain_search_and_encodes_each_passage_once(n
     assert len(encoded) == len(set(encoded))
 
 
+def test_the_vector_of_a_passage_is_the_same_without_the_states_of_its_words(
+    network, tiny_model_folder
+) -> None:
+    model = load_model(tiny_model_folder)
+    asked = model.tokenizer.encode(["where is it?"] * 3)
+    reading = joint_reading(asked, ["the river", "a", "a b c d"], model.tokenizer, model.lengths)
+    tokens = reading.tokens
+    with torch.no_grad():
+        found_KH = network.encoded(reading)
+        state_BTH = network.encoder(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+    assert not network.training
+    torch.testing.assert_close(found_KH, state_BTH[:, 0], rtol=1e-4, atol=1e-5)
+
+
 def test_a_beam_of_one_grows_the_best_path_alone(network) -> None:
     passage_KH = torch.randn(4, len(network.end)) / 4
     with torch.no_grad():
