@@ -98,6 +98,19 @@ def test_an_interrupted_datastore_continues_and_ends_the_same(
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_entries_are_the_same_in_batches_of_any_size(
+    tiny_kb, model, tiny_model_folder, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "ROWS", 3)
+    monkeypatch.setattr(knn_lm, "PASSAGES", 5)
+    found = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+    np.testing.assert_array_equal(found.value_N, store.value_N)
+    np.testing.assert_array_equal(found.passage_N, store.passage_N)
+    np.testing.assert_allclose(
+        found.key_NH.astype(np.float32), store.key_NH.astype(np.float32), rtol=2e-3, atol=2e-3
+    )
+
+
 def spans_of(kb, model):
     for passage in range(len(kb)):
         yield from each_span(kb.tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
