@@ -217,9 +217,14 @@ def nearest(
     distance_PK = torch.full((len(state_PH), 0), torch.inf)
     place_PK = torch.zeros(len(state_PH), 0, dtype=torch.int64)
     for start in range(0, len(store.value_N), ENTRIES):
-        key_NH = torch.from_numpy(np.asarray(store.key_NH[start : start + ENTRIES], dtype=np.float32))
-        distance_PN = key_NH.square().sum(dim=1) - 2 * (state_PH @ key_NH.T)
-        found = distance_PN.topk(min(depth, len(key_NH)), dim=1, largest=False)
+        key_NH = torch.from_numpy(np.array(store.key_NH[start : start + ENTRIES])).float()
+        distance_PN = torch.addmm(key_NH.square().sum(dim=1), state_PH, key_NH.T, alpha=-2)
+        # Later chunks have few entries that are nearer than the `depth` nearest so far, and a small topk is faster.
+        most = len(key_NH)
+        if distance_PK.shape[1] == depth:
+            row_C, _ = (distance_PN < distance_PK[:, -1:]).nonzero(as_tuple=True)
+            most = int(row_C.bincount(minlength=1).max())
+        found = distance_PN.topk(min(depth, most), dim=1, largest=False)
         both_PK = torch.cat([distance_PK, found.values], dim=1)
         distance_PK, order_PK = both_PK.topk(min(depth, both_PK.shape[1]), dim=1, largest=False)
         place_PK = torch.cat([place_PK, found.indices + start], dim=1).gather(1, order_PK)

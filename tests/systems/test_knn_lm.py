@@ -168,6 +168,20 @@ def test_neighbours_are_the_nearest_entries_of_other_texts(
     assert compared > len(query_P) / 2
 
 
+@pytest.mark.parametrize("nearest_first", [True, False])
+def test_chunks_without_a_nearer_entry_change_nothing(nearest_first, tiny_kb, queries, monkeypatch) -> None:
+    monkeypatch.setattr(knn_lm, "ENTRIES", 4)
+    monkeypatch.setattr(knn_lm, "SPARE", 0)
+    monkeypatch.setattr(
+        knn_lm, "_allowed", lambda passage_PK, *_: torch.ones(passage_PK.shape, dtype=torch.bool)
+    )
+    length = np.arange(1, 31, dtype=np.float16)[:: 1 if nearest_first else -1]
+    store = knn_lm.Datastore(length[:, None].repeat(2, 1), np.arange(30), np.zeros(30, dtype=np.int64))
+    found = nearest(store, torch.zeros(1, 2), queries[:1], tiny_kb.tokens, 3)
+    assert found.distance_PK.tolist() == [[2.0, 8.0, 18.0]]
+    assert found.value_PK.tolist() == [[0, 1, 2] if nearest_first else [29, 28, 27]]
+
+
 def test_probability_sums_neighbours_of_a_word_and_mixes_with_the_model() -> None:
     distance_PK = torch.tensor([[1.0, 2.0, 4.0], [0.5, torch.inf, torch.inf], [torch.inf] * 3])
     value_PK = torch.tensor([[3, 1, 3], [2, 0, 0], [0, 0, 0]])
