@@ -34,6 +34,7 @@ from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
 from realm.qa.spans import body_start, pieces_of_answers
+from realm.search.bm25 import highest
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import RELATIONS, PassageGraph
@@ -162,8 +163,7 @@ class Retrieval:
         """Two lists of passage numbers, best first: the passages to read; and the ranking of all passages, in which the other
         passages that BM25 finds follow the passages to read."""
         (score_N,) = self._retriever.load_bm25().scores([question])
-        best = np.argsort(-score_N, kind="stable")[:DEPTH]
-        found = [int(number) for number in best if score_N[number] > 0]
+        found = highest(score_N, DEPTH).tolist()
         seeds = found[:SEEDS]
         seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]
         seeds = list(dict.fromkeys(seeds))[: self.read]

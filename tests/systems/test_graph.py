@@ -215,6 +215,9 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
     assert chosen == found
     words = retrieval._retriever.search(["on which river lies kelso?"], 100, "bm25", None)[1][0]
     others = [number for number in words.tolist() if number >= 0 and number not in found]
+    (score_N,) = retrieval._retriever.load_bm25().scores(["on which river lies kelso?"])
+    plain = [number for number in np.argsort(-score_N, kind="stable") if score_N[number] > 0][:100]
+    assert words[words >= 0].tolist() == plain
     assert ranked == [*found, *others]
 
 
