@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from realm.errors import InputError
 from realm.files import read_json, write_json
 from realm.keys import Lookup, key_of
-from realm.model.device import choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
@@ -352,7 +352,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     model = SystemModel(NAME, reader, {"reader": sizes}, vocabulary)
     names = {"kb": kb.fingerprint, "examples": len(examples)}
     with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, names) as run:
-        system = DrQa(kb, ranking, reader, vocabulary)
+        system = DrQa(kb, ranking, reader, vocabulary, config.precision)
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             drawn = generator(config.seed, step).integers(len(examples), size=config.batch_size)
@@ -373,8 +373,16 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 class DrQa:
     """The trained system, which reads all passages of the best articles."""
 
-    def __init__(self, kb: KnowledgeBase, ranking: Ranking, reader: Reader, vocabulary: Vocabulary):
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        ranking: Ranking,
+        reader: Reader,
+        vocabulary: Vocabulary,
+        precision: Precision = "auto",
+    ):
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
+        self._precision = precision
 
     @torch.no_grad()
     def answer(self, questions: Sequence[str]) -> list[Found]:
@@ -416,7 +424,7 @@ class DrQa:
         rows_of_length.pop(0, None)
         reader, spans = self._reader, [Span()] * len(text_R)
         device = reader.weigh.weight.device
-        with evaluating(reader):
+        with evaluating(reader), autocast(device, self._precision):
             question_BJ = rows_of([(tokens, []) for tokens in question_tokens], self._vocabulary).question_BJ
             question_BJ = question_BJ.to(device)
             question_BH = reader.asked(reader.embedding(question_BJ), question_BJ != PAD)

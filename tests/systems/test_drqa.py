@@ -273,7 +273,7 @@ def test_questions_answered_together_have_the_answers_of_plain_loops(tiny_kb, ra
     vocabulary = Vocabulary.of(tokens_of(passage.text) for passage in tiny_kb)
     reader = Reader(len(vocabulary), 8, 6, 2).eval()
     questions = [*(one.question for one in QUESTIONS[:6]), "zzz?", QUESTIONS[0].question]
-    found = DrQa(tiny_kb, ranking, reader, vocabulary).answer(questions)
+    found = DrQa(tiny_kb, ranking, reader, vocabulary, "fp32").answer(questions)
     for question, one in zip(questions, found, strict=True):
         numbers = ranking.passages(question, 3)
         spans = []
@@ -329,3 +329,15 @@ def test_a_question_of_unknown_words_has_no_answer(tiny_kb, ranking) -> None:
     system = DrQa(tiny_kb, ranking, Reader(len(vocabulary), 8, 6, 1), vocabulary)
     (found,) = system.answer(["zzz?"])
     assert (found.answer, found.passage, found.score) == ("", -1, 0.0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_reads_in_the_precision_of_its_settings(tiny_kb, ranking, precision) -> None:
+    vocabulary = Vocabulary(["a"])
+    reader = Reader(len(vocabulary), 8, 6, 1)
+    system = DrQa(tiny_kb, ranking, reader, vocabulary, precision)
+    seen = set()
+    reader.passage.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    (found,) = system.answer([QUESTIONS[0].question])
+    assert found.answer
+    assert seen == {precision == "bf16"}

@@ -284,3 +284,16 @@ def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model
     ground = Ground(tiny_kb, str(tiny_model_folder), [question], [])
     with pytest.raises(InputError, match="no training question has an answer"):
         train(ground, tmp_path / "out", Config(**TINY))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_reads_in_the_precision_of_its_settings(tiny_kb, tiny_model_folder, tmp_path, precision) -> None:
+    start = load_model(tiny_model_folder)
+    network = PathNetwork(start.reader.bert.bert)
+    graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
+    system = path_retriever.PathRetriever(tiny_kb, graph, network, start.tokenizer, start.lengths, precision)
+    seen = set()
+    network.ends.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    (found,) = system.answer([QUESTIONS[0].question])
+    assert found.answer
+    assert seen == {precision == "bf16"}
