@@ -98,6 +98,19 @@ def test_an_interrupted_datastore_continues_and_ends_the_same(
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_entries_are_the_same_in_batches_of_any_size(
+    tiny_kb, model, tiny_model_folder, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "ROWS", 3)
+    monkeypatch.setattr(knn_lm, "PASSAGES", 5)
+    found = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+    np.testing.assert_array_equal(found.value_N, store.value_N)
+    np.testing.assert_array_equal(found.passage_N, store.passage_N)
+    np.testing.assert_allclose(
+        found.key_NH.astype(np.float32), store.key_NH.astype(np.float32), rtol=2e-3, atol=2e-3
+    )
+
+
 def spans_of(kb, model):
     for passage in range(len(kb)):
         yield from each_span(kb.tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
@@ -153,6 +166,20 @@ def test_neighbours_are_the_nearest_entries_of_other_texts(
             np.testing.assert_array_equal(found.value_PK[row], store.value_N[allowed[:5]])
             compared += 1
     assert compared > len(query_P) / 2
+
+
+@pytest.mark.parametrize("nearest_first", [True, False])
+def test_chunks_without_a_nearer_entry_change_nothing(nearest_first, tiny_kb, queries, monkeypatch) -> None:
+    monkeypatch.setattr(knn_lm, "ENTRIES", 4)
+    monkeypatch.setattr(knn_lm, "SPARE", 0)
+    monkeypatch.setattr(
+        knn_lm, "_allowed", lambda passage_PK, *_: torch.ones(passage_PK.shape, dtype=torch.bool)
+    )
+    length = np.arange(1, 31, dtype=np.float16)[:: 1 if nearest_first else -1]
+    store = knn_lm.Datastore(length[:, None].repeat(2, 1), np.arange(30), np.zeros(30, dtype=np.int64))
+    found = nearest(store, torch.zeros(1, 2), queries[:1], tiny_kb.tokens, 3)
+    assert found.distance_PK.tolist() == [[2.0, 8.0, 18.0]]
+    assert found.value_PK.tolist() == [[0, 1, 2] if nearest_first else [29, 28, 27]]
 
 
 def test_probability_sums_neighbours_of_a_word_and_mixes_with_the_model() -> None:
