@@ -47,6 +47,8 @@ READ_AT_ONCE = 16
 WRITTEN = "written.json"
 PASSAGES = 2048
 """Number of passages after whose entries a datastore is synced to disk."""
+PASSAGES_SEED = 0
+"""Seed of the random choice of passages for a smaller datastore."""
 ENTRIES = 1 << 16
 """Number of entries that are compared with all queries at once."""
 NEIGHBOURS = 1024
@@ -65,9 +67,12 @@ class KnnConfig(DeviceConfig):
 
     queries: int = 2000
     """Largest number of masked sentences. Lambda and the temperature are chosen on half of these sentences."""
+    passages: int = 0
+    """Largest number of passages whose spans are in the datastore; the passages are drawn at random. 0: all passages
+    (published). A smaller datastore is written faster, and predicts less well."""
 
     def __post_init__(self) -> None:
-        at_least(self, queries=2)
+        at_least(self, queries=2, passages=0)
 
 
 class Predicted(TypedDict):
@@ -106,18 +111,27 @@ class Datastore(NamedTuple):
 
 
 def open_datastore(
-    model: Model, model_path: str, kb: KnowledgeBase, folder: Path, precision: Precision
+    model: Model, model_path: str, kb: KnowledgeBase, folder: Path, config: KnnConfig
 ) -> Datastore:
     """The datastore of a model and a knowledge base. It is made in `folder`, unless the folder already contains it.
 
     After a kill, the next call continues.
     """
-    weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
+    made_of = {
+        "kb": kb.fingerprint,
+        "encoder": read_manifest(model_path)["checksums"]["encoder/model.safetensors"],
+        "precision": config.precision,
+        "query": str(model.lengths.query),
+    }
+    if config.passages:
+        made_of["passages"] = str(config.passages)
     make_once(
-        folder, "datastore.json",
-        {"kb": kb.fingerprint, "encoder": weights, "precision": precision, "query": str(model.lengths.query)},
-        lambda aside: _write_datastore(model, kb.tokens, aside, precision), continues=True,
-    )  # fmt: skip
+        folder,
+        "datastore.json",
+        made_of,
+        lambda aside: _write_datastore(model, kb.tokens, aside, config),
+        continues=True,
+    )
     return Datastore(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
     )
@@ -132,10 +146,10 @@ class _WrittenJson(TypedDict):
     entries_done: int
 
 
-def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precision: Precision) -> None:
+def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, config: KnnConfig) -> None:
     """Writes the entries in the order of the passages, after those that an interrupted call wrote."""
-    every = range(len(tokens.body.lengths))
-    written = _written(model, tokens, folder)
+    chosen = _chosen_passages(len(tokens.body.lengths), config.passages)
+    written = _written(model, tokens, chosen, folder)
     count, end = written["entries"], written["entries_done"]
     mode: Literal["r+", "w+"] = "r+" if end else "w+"
     width = model.reader.config.hidden_size
@@ -143,8 +157,8 @@ def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precisio
     values = open_memmap(folder / "values.npy", mode=mode, dtype=np.int32, shape=(count,))
     passages = open_memmap(folder / "passages.npy", mode=mode, dtype=np.int64, shape=(count,))
     with progress(total=count, description="datastore", unit="entry", done=end) as bar:
-        for first in range(written["passages_done"], len(every), PASSAGES):
-            block = every[first : first + PASSAGES]
+        for first in range(written["passages_done"], len(chosen), PASSAGES):
+            block = chosen[first : first + PASSAGES].tolist()
             queries = [
                 query
                 for passage in block
@@ -161,20 +175,29 @@ def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precisio
             order = np.lexsort((widths, np.array([len(query.ids) for query in queries])))
             for start in range(0, len(order), ROWS):
                 part = order[start : start + ROWS]
-                state_PH = mask_states(model, [queries[row] for row in part], precision)
+                state_PH = mask_states(model, [queries[row] for row in part], config.precision)
                 place_P = np.concatenate([starts[row] + np.arange(widths[row]) for row in part])
                 keys[place_P] = state_PH.cpu().numpy().astype(np.float16)
                 bar.update(len(state_PH))
             for array in (keys, values, passages):
                 array.flush()
-            write_json(folder / WRITTEN, {**written, "passages_done": block[-1] + 1, "entries_done": end})
+            write_json(
+                folder / WRITTEN, {**written, "passages_done": first + len(block), "entries_done": end}
+            )
 
 
-def _written(model: Model, tokens: PassageTokens, folder: Path) -> _WrittenJson:
+def _chosen_passages(count: int, most: int) -> np.ndarray:
+    """Numbers of the passages whose spans are entries, ascending; all passages if `most` is 0."""
+    if not most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(PASSAGES_SEED).permutation(count)[:most])
+
+
+def _written(model: Model, tokens: PassageTokens, chosen: np.ndarray, folder: Path) -> _WrittenJson:
     """How far the datastore is written. For a new datastore, the entries are counted."""
     if (folder / WRITTEN).is_file():
         return cast(_WrittenJson, read_json(folder / WRITTEN))
-    count = count_targets(tokens, model.lengths.query - 2)
+    count = int(count_targets(tokens, model.lengths.query - 2)[chosen].sum())
     if not count:
         raise InputError("no passage has a salient span, so the datastore would be empty: use another tagger")
     return {"entries": count, "passages_done": 0, "entries_done": 0}
@@ -275,7 +298,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
         raise InputError(
             f"{kb.folder} has {len(queries)} held-out masked facts that another passage contains: at least 2 are needed"
         )
-    store = open_datastore(model, model_path, kb, folder, config.precision)
+    store = open_datastore(model, model_path, kb, folder, config)
     lm_PV, found = _read(model, kb.tokens, store, dev, config)
     target_P = _targets(dev)
     _, temperature, weight = min(
