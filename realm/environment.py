@@ -1,4 +1,4 @@
-"""Environment variables that torch and its libraries read when they are imported."""
+"""Environment variables that torch and its libraries read when they are imported, and the cores of this machine."""
 
 import os
 
@@ -18,3 +18,8 @@ def set_torch_environment() -> None:
     # memory. Torch has another cache of kernels in each thread.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
     os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+
+
+def usable_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from realm import distributed
+from realm import cli, distributed
 from realm.errors import InputError, RealmError
 from tests.conftest import RIVERS, TOWNS
 from tests.ranks import run_on_ranks
@@ -242,22 +242,24 @@ def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_
     assert_same_curve(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.slow
+OTHER_STAGES = (
+    "ict --init {model} --set cached_rows=2",
+    "ict --init {model}",
+    "ict --init {model} --set shard_weights=true --set bias_correction=false",
+    "mlm --set reading=0.5 --set encoder.layers=1 --set principal=false",
+    # One row of a part, which only one of the ranks has; and another number of chunks on each rank.
+    "mlm --set reading=0.125 --set copy_head=true --set principal=false --set cached_rows=3 --set shard_weights=true",
+    "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all",
+    "finetune --model {model} --train q.jsonl --dev q.jsonl --set reader_gradient=all"
+    " --set update_passages=true --set refresh.every=2 --set refresh.lag=1",
+    "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all"
+    " --set update_passages=true --set refresh.every=2 --set refresh.lag=1 --set cached_rows=2 --set shard_weights=true",
+)
+"""Commands; the test of the first is not slow, so that `make test` starts `torchrun` once."""
+
+
 @pytest.mark.parametrize(
-    "command",
-    [
-        "mlm --set reading=0.5 --set encoder.layers=1 --set principal=false",
-        # One row of a part, which only one of the ranks has; and another number of chunks on each rank.
-        "mlm --set reading=0.125 --set copy_head=true --set principal=false --set cached_rows=3 --set shard_weights=true",
-        "ict --init {model} --set shard_weights=true --set bias_correction=false",
-        "ict --init {model}",
-        "ict --init {model} --set cached_rows=2",
-        "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all",
-        "finetune --model {model} --train q.jsonl --dev q.jsonl --set reader_gradient=all"
-        " --set update_passages=true --set refresh.every=2 --set refresh.lag=1",
-        "finetune --model {model} --train q.jsonl --dev q.jsonl --set dev_every=3 --set reader_gradient=all"
-        " --set update_passages=true --set refresh.every=2 --set refresh.lag=1 --set cached_rows=2 --set shard_weights=true",
-    ],
+    "command", [OTHER_STAGES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in OTHER_STAGES[1:])]
 )
 def test_other_stages_train_on_two_processes_as_on_one(
     command, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
@@ -268,14 +270,13 @@ def test_other_stages_train_on_two_processes_as_on_one(
     words = f"{command.format(model=tiny_model_folder)} --kb {tiny_kb.folder} --config tiny".split()
     for setting in "steps=6 batch_size=8 log_every=1 device=cpu precision=fp32 dropout=0".split():
         words += ["--set", setting]
-    for processes in (1, 2):
-        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
-        out = str(tmp_path / str(processes))
-        subprocess.run(
-            [sys.executable, *launch, "-m", "realm", *words, "--out", out],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True,
-        )
+    assert cli.main([*words, "--out", str(tmp_path / "1")]) == 0
+    launch = [sys.executable, *"-m torch.distributed.run --nproc-per-node 2 -m realm".split()]
+    subprocess.run(
+        [*launch, *words, "--out", str(tmp_path / "2")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+    )
     one, two = metrics(tmp_path / "1"), metrics(tmp_path / "2")
     assert len(one) == len(two)
     for a, b in zip(one, two, strict=True):

@@ -53,6 +53,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
             help="folder for all files (default: the name of the command); compare and ablate can use the same folder",
         )
         table.add_argument(
+            "--jobs",
+            metavar="N",
+            type=int,
+            default=1,
+            help="run up to N commands at the same time, each with its share of the CPU cores and, on a machine with several "
+            "GPUs, with one GPU (default: 1); the output of each command is in DIR/logs",
+        )
+        table.add_argument(
             "--diff",
             metavar="ROW",
             nargs=2,
@@ -165,6 +173,8 @@ def _table(args: argparse.Namespace, title: str) -> None:
     from realm.compare.rows import TABLES
     from realm.compare.settings import DataConfig, TableConfig
 
+    if args.jobs < 1:
+        raise InputError(f"--jobs is {args.jobs}: it must be 1 or more")
     of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
     args.set = [one for one in args.set if not one.startswith("data.")]
     data, config = read_config(DataConfig, args.config, "data", of_data), settings(args, TableConfig)
@@ -178,7 +188,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
     # A wrong file is an error now, not after hours of training.
     expected = checks.expected_scores(args.check) if args.check else None
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        report = table.run(title, plan, run)
+        report = table.run(title, plan, run, args.jobs)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     if expected is not None:

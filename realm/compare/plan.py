@@ -19,7 +19,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from realm.compare.rows import BM25, DRQA, OWN_NETWORK, PUBLISHED, READING_SETTINGS, STARTS, Row, encoder_of
+from realm.compare.rows import (
+    BM25,
+    DRQA,
+    GIVEN,
+    OWN_NETWORK,
+    PUBLISHED,
+    READING_SETTINGS,
+    STARTS,
+    WITHOUT_ICT,
+    Row,
+    Start,
+    encoder_of,
+)
 from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, STARTING
 from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
@@ -27,6 +39,7 @@ from realm.errors import InputError
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.qa.question_files import read_questions
 from realm.settings import read_config
+from realm.stages.parallel import Chain
 from realm.stages.runner import Section, Stage
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.vectors import folder_of
@@ -74,6 +87,10 @@ class Plan:
                 lacking[name] = "another corpus: give the documents of this corpus in data.text"
             if row.start == PUBLISHED and not self.data.published.checkpoint:
                 lacking[name] = "published weights: give a checkpoint in data.published.checkpoint"
+            if row.start in ("ict", "no-ict") and not self.data.warm_start:
+                lacking[name] = "the inverse cloze task: set data.warm_start to true"
+            if name == GIVEN and self.data.warm_start:
+                lacking[name] = "an encoder that can already retrieve: set data.warm_start to false"
         return lacking
 
     def starts(self) -> list[str]:
@@ -81,7 +98,7 @@ class Plan:
         needed: list[str] = []
 
         def need(name: str) -> None:
-            start = STARTS[name]
+            start = self.start(name)
             for before in (start.init, start.encoder_of):
                 if before:
                     need(before)
@@ -91,6 +108,14 @@ class Plan:
         for row in self.rows().values():
             need(row.start)
         return needed
+
+    def start(self, name: str) -> Start:
+        """How a start is made with these data."""
+        start = STARTS[name]
+        if self.data.warm_start:
+            return start
+        init, encoder = (WITHOUT_ICT.get(one, one) for one in (start.init, start.encoder_of))
+        return start._replace(init=init, encoder_of=encoder)
 
     def before_questions(self) -> list[str]:
         """The starts, without a published model that was trained on questions. A published model must already be converted."""
@@ -256,7 +281,7 @@ class Plan:
 
     # -- the commands ---------------------------------------------------------------------------------------------
 
-    def preparing(self) -> Iterator[Stage]:
+    def preparing(self) -> Iterator[Chain]:
         """Stages that convert a published model, make the knowledge bases, and make questions if no files are given."""
         if PUBLISHED in self.starts():
             model = self.start_model(PUBLISHED, self.config.seeds[0])
@@ -264,39 +289,48 @@ class Plan:
             source = given.pop("checkpoint")
             parts = [word for flag, value in given.items() for word in (f"--{flag}", value)]
             convert = ("convert", source, str(model), "--model-only", *parts)
-            yield Stage(CORPUS, "convert published", convert, model)
             kb = self.kb_of(PUBLISHED)
-            yield Stage(CORPUS, "kb build published", self._build(kb, model), kb)
-        yield Stage(CORPUS, "kb build", self._build(self.kb, self.data.encoder), self.kb)
+            stages = [
+                Stage(CORPUS, "convert published", convert, model),
+                Stage(CORPUS, "kb build published", self._build(kb, model), kb),
+            ]
+            yield Chain(PUBLISHED, stages)
+        built = {"kb build": self.kb}
         if self.uses_text:
-            yield Stage(CORPUS, "kb build text", self._build(self.text_kb, self.data.encoder), self.text_kb)
+            built["kb build text"] = self.text_kb
         if self.reads_first:
-            argv = self._build(self.reading_kb, self.data.encoder)
-            yield Stage(CORPUS, "kb build reading", argv, self.reading_kb)
+            built["kb build reading"] = self.reading_kb
+        for name, kb in built.items():
+            yield Chain.of(Stage(CORPUS, name, self._build(kb, self.data.encoder), kb))
         if not self.data.train:
             argv = self._command("questions", kb=self.kb, out=self.made)
-            yield Stage(QUESTIONS, "questions", argv, self.made / "dev.jsonl")
+            yield Chain.of(Stage(QUESTIONS, "questions", argv, self.made / "dev.jsonl"), after=("kb build",))
 
-    def starting(self) -> Iterator[Stage]:
+    def starting(self) -> Iterator[Chain]:
         """Stages that make the starts, compute the vectors of passages, and measure each start on masked facts.
 
         Each start is measured at once, so that a corpus without masked facts is reported before the long training.
         """
         for name in self.starts():
+            start = self.start(name)
             for seed in self._seeds_of(name):
-                if name != PUBLISHED:
-                    yield self._make_start(name, seed)
-                if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
-                    model = self.start_model(name, seed)
-                    yield self._index(self.kb_of(name), model, STARTING, f"index {model.name}")
-                if name in self.probed():
-                    yield self._probe(self.start_model(name, seed), self.probe(name, seed))
-            if name == "encoder":
-                first = self.config.seeds[0]
-                yield self._probe(self.start_model(name, first), self.probe(BM25, first), method=BM25)
+                before = [self._named_start(one, seed) for one in (start.init, start.encoder_of) if one]
+                yield Chain(self._named_start(name, seed), self._start_stages(name, seed), tuple(before))
+
+    def _start_stages(self, name: str, seed: int) -> Iterator[Stage]:
+        """The stages of one start. The stage of the index needs the finished model."""
+        model = self.start_model(name, seed)
+        if name != PUBLISHED:
+            yield self._make_start(name, seed)
+        if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
+            yield self._index(self.kb_of(name), model, STARTING, f"index {model.name}")
+        if name in self.probed():
+            yield self._probe(model, self.probe(name, seed))
+        if name == "encoder":
+            yield self._probe(model, self.probe(BM25, seed), method=BM25)
 
     def _make_start(self, name: str, seed: int) -> Stage:
-        start, out = STARTS[name], self.start_model(name, seed)
+        start, out = self.start(name), self.start_model(name, seed)
         init = self.start_model(start.init, seed) if start.init else self.data.encoder
         settings = (*start.settings, f"seed={seed}") if self._has_seeds(name) else start.settings
         argv: tuple[str, ...]
@@ -312,9 +346,8 @@ class Plan:
             argv = self._command(start.made_by, *settings, kb=self.kb, init=init, out=out)
         return Stage(STARTING, f"{argv[0]} {out.name}", argv, out)
 
-    def reading(self) -> Iterator[Stage]:
+    def reading(self) -> Iterator[Chain]:
         """Stages that train the readers of the rows on the questions of `data.reading`."""
-        asked = {part: self.questions(f"{READING}-{part}") for part in ("train", "dev")}
         read: dict[Path, tuple[Path, int]] = {}  # folder of a reader -> its start, and the seed
         for name, row in self.rows().items():
             for seed in self.config.seeds[: self.config.answer_seeds]:
@@ -322,16 +355,20 @@ class Plan:
                 if reader is not None:
                     read.setdefault(reader, (self.start_model(encoder_of(row.start), seed), seed))
         for out, (start, seed) in read.items():
-            yield self._index(self.reading_kb, start, READERS, f"index {READING} {out.name}")
-            settings = (*self._reading_settings, f"seed={seed}")
-            argv = self._command("finetune", *settings, kb=self.reading_kb, model=start, out=out, **asked)
-            yield Stage(READERS, f"read {out.name}", argv, out)
+            yield Chain(out.name, self._reading_stages(start, out, seed))
+
+    def _reading_stages(self, start: Path, out: Path, seed: int) -> Iterator[Stage]:
+        yield self._index(self.reading_kb, start, READERS, f"index {READING} {out.name}")
+        asked = {part: self.questions(f"{READING}-{part}") for part in ("train", "dev")}
+        settings = (*self._reading_settings, f"seed={seed}")
+        argv = self._command("finetune", *settings, kb=self.reading_kb, model=start, out=out, **asked)
+        yield Stage(READERS, f"read {out.name}", argv, out)
 
     @property
     def _reading_settings(self) -> tuple[str, ...]:
         return (*READING_SETTINGS, *self.data.reading.settings)
 
-    def training(self) -> Iterator[Stage]:
+    def training(self) -> Iterator[Chain]:
         """Stages that train each row on the questions."""
         asked = {"train": self.questions("train"), "dev": self.questions("dev")}
         for name, row in self.rows().items():
@@ -361,10 +398,13 @@ class Plan:
                     **asked,
                     **reads,
                 )
-                yield Stage(ROWS, f"{verb} {out.name}", argv, out)
+                yield Chain.of(Stage(ROWS, f"{verb} {out.name}", argv, out))
 
-    def measuring(self) -> Iterator[Stage]:
+    def measuring(self) -> Iterator[Chain]:
         """Stages that measure the retrieval of BM25 and of the starts, and the answers of each row."""
+        return map(Chain.of, self._measurements())
+
+    def _measurements(self) -> Iterator[Stage]:
         for test, file in self.tests().items():
             out = self.report(f"retrieval-{BM25}", self.config.seeds[0], test)
             argv = self._command("evaluate", kb=self.kb, questions=file, method=BM25, out=out)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 import numpy as np
 
 from realm.compare.plan import READING, Plan
-from realm.compare.rows import BM25, STARTS
+from realm.compare.rows import BM25
 from realm.errors import InputError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
@@ -298,7 +298,7 @@ def _seconds(plan: Plan, name: str, seed: int) -> float | None:
             records = [*read_manifest(init)["stages"], *records]
     else:
         parts = [] if reader is None else [reader]
-        if encoder := STARTS[start].encoder_of:
+        if encoder := plan.start(start).encoder_of:
             parts.append(plan.start_model(encoder, seed))
         records = []
         for part in (folder, *parts):

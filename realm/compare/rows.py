@@ -53,6 +53,9 @@ STARTS = {
 }
 """Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, even if the preset does."""
 
+WITHOUT_ICT = {"ict": "encoder", "towers-ict": "towers-encoder"}
+"""Name of a start that ICT makes -> the start that takes its place if `data.warm_start` is false."""
+
 
 def encoder_of(start: str) -> str:
     """Name of the start that made the encoder of a start: ICT and "convert" do not train the encoder."""
@@ -90,6 +93,8 @@ READING_SETTINGS = (
 )
 """Settings of `realm finetune` for the questions of `data.reading`: each question has one passage, which contains an answer."""
 
+GIVEN = "given"
+"""The row whose embedder is that of the encoder. It is made only if `data.warm_start` is false."""
 DRQA = "drqa"
 OWN_NETWORK = ("t5", DRQA)
 """Systems whose network does not start from the encoder of a model."""
@@ -103,6 +108,7 @@ TABLE_1 = {
     "graph": Row("GraphRetriever", system="graph"),
     "path": Row("PathRetriever", system="path"),
     "orqa": Row("ORQA", start="ict"),
+    GIVEN: Row("embedder of the encoder", start="encoder"),
     "realm": Row("REALM, X = Z", start="realm"),
     "realm-x": Row("REALM, X other than Z", start="realm-x"),
     "realm-mixture": Row("REALM, sum over passages", start="realm", settings=("objective=mixture",)),
@@ -116,6 +122,7 @@ TABLE_2 = {
     "realm-retriever": Row("REALM retriever, baseline encoder", start="realm-retriever"),
     "realm-encoder": Row("baseline retriever, REALM encoder", start="realm-encoder"),
     "orqa": Row("baseline (ORQA)", start="ict"),
+    GIVEN: Row("baseline (embedder of the encoder)", start="encoder"),
     "random-masks": Row("random uniform masks", start="random-masks"),
     "bert-masks": Row("random masks, 80/10/10", start="bert-masks"),
     "random-spans": Row("random span masks", start="random-spans"),

@@ -52,6 +52,9 @@ class DataConfig:
     used. 0: all documents."""
     encoder: str = "package:realm-mini"
     """Encoder or model from which `realm mlm` starts. The tokenizer of this encoder is used for the text."""
+    warm_start: bool = True
+    """Whether the inverse cloze task trains the retriever before REALM does (paper: yes). False: REALM starts from the embedder
+    of `encoder`, which must be able to retrieve. The row `given`, which keeps this embedder, then replaces the row `orqa`."""
     train: tuple[str, ...] = ()
     """Question files for training, which need test files too; empty: questions made from the corpus."""
     dev: tuple[str, ...] = ()

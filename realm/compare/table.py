@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, cast
 
 from realm import __version__
 from realm.compare import layout, plots, results
@@ -19,12 +19,18 @@ from realm.files import read_json, write_json, write_json_lines
 from realm.keys import Lookup, key_of
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
+from realm.stages.parallel import Chain, run_chains
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
 
 
-def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) -> results.TableJson:
+def run(
+    title: str, plan: Plan, run_command: Callable[[Sequence[str]], None], jobs: int = 1
+) -> results.TableJson:
     """Makes a table, and writes the report and the tables -> the report. Stages that are already done are skipped.
+
+    With one job, `run_command` runs the stages in this process; with several jobs, each stage is a process, and up to `jobs` of
+    them run at the same time.
 
     Raises:
         InputError: a row, a corpus, a question file or the input of a stage cannot be used; or the folder was made with other
@@ -38,6 +44,8 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
             print(f"The row {name} is left out, because it needs {needed}.")
     print("Each line that begins with $ is a command that you can also run yourself.")
     print("You can stop the command at any time; the same command continues the work.")
+    if jobs > 1:
+        print(f"Up to {jobs} commands run at the same time. Their output is in {folder / 'logs'}.")
     split, named = _split(plan), _read_reading(plan)
     if split is not None and split.dropped:
         print(
@@ -48,14 +56,21 @@ def run(title: str, plan: Plan, run_command: Callable[[Sequence[str]], None]) ->
     _write_documents(plan)
     with PeakMemory() as memory:
         record = Record(folder / "stages.json", memory)
-        run_stages(plan.preparing(), record, run_command)
+
+        def run_all(chains: Iterable[Chain]) -> None:
+            if jobs == 1:
+                run_stages((stage for chain in chains for stage in chain.stages), record, run_command)
+            else:
+                run_chains(chains, record, folder / "logs", jobs)
+
+        run_all(plan.preparing())
         split = split or _split_made(plan)
         reading = _split_reading(plan, named, split)
         _write_questions(plan, split, reading)
-        run_stages(plan.starting(), record, run_command)
-        run_stages(plan.reading(), record, run_command)
-        run_stages(plan.training(), record, run_command)
-        run_stages(plan.measuring(), record, run_command)
+        run_all(plan.starting())
+        run_all(plan.reading())
+        run_all(plan.training())
+        run_all(plan.measuring())
     report = results.read(plan, _made_by(plan, split, reading))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
@@ -75,6 +90,8 @@ class DataJson(TypedDict):
     text: list[str]
     documents: int
     encoder: str
+    warm_start: bool
+    """A folder of an earlier version has no such key; the value is then True."""
     first_seed: int
     """The seed whose files have no seed in their names."""
     questions: dict[str, str]
@@ -102,16 +119,17 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         "text": list(data.text),
         "documents": data.documents,
         "encoder": data.encoder,
+        "warm_start": data.warm_start,
         "first_seed": plan.config.seeds[0],
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
         "reading": list(data.reading.corpus),
         "published": asdict(data.published),
     }
     if file.exists():
-        before: DataJson = read_json(file)
+        before = cast(DataJson, {"warm_start": True, **read_json(file)})
         parts = [
             key
-            for key in ("corpus", "text", "documents", "encoder", "first_seed")
+            for key in ("corpus", "text", "documents", "encoder", "warm_start", "first_seed")
             if before[key] not in (now[key], [])
         ]
         asked_before = before["questions"]

@@ -99,6 +99,21 @@ def each_span(tokens: PassageTokens, passage: int, mask_id: int, max_tokens: int
         yield _hide_span(passage, body, sentence, span, MaskingRule(mask_id, max_tokens, repeats=True))
 
 
+def count_targets(tokens: PassageTokens, max_tokens: int) -> np.ndarray:
+    """Number of wordpieces that the queries of `each_span` predict in each passage, without making the queries -> [N]."""
+    # Positions are counted over the wordpieces of all passages. S spans, N passages.
+    body_N = tokens.body.offsets[:-1]
+    shift_S = np.repeat(body_N, tokens.span_starts.lengths)
+    start_S, end_S = tokens.span_starts.values + shift_S, tokens.span_ends.values + shift_S
+    sentences = tokens.sentences.values + np.repeat(body_N, tokens.sentences.lengths)
+    bounds = np.append(sentences, tokens.body.offsets[-1])
+    inside_S = end_S <= bounds[np.searchsorted(bounds, start_S, "right")]
+    longest = min(MaskingRule(0, max_tokens).max_masks, max_tokens)
+    target_S = np.where(inside_S, np.minimum(end_S - start_S, longest), 0)
+    passage_S = np.repeat(np.arange(len(body_N)), tokens.span_starts.lengths)
+    return np.bincount(passage_S, weights=target_S, minlength=len(body_N)).astype(np.int64)
+
+
 def _as_bert(query: MaskedQuery, rng: np.random.Generator, rule: MaskingRule) -> MaskedQuery:
     """Replaces some [MASK] of a query by random wordpieces, and some by the original wordpieces (Devlin et al. 2019)."""
     hidden, ids = np.flatnonzero(query.ids == rule.mask_id), query.ids.copy()

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -58,29 +59,53 @@ def run_stages(
     stages: Iterable[Stage], record: "Record", run_command: Callable[[Sequence[str]], None]
 ) -> None:
     """Prints and runs the command of each stage that is not done. Exceptions of a command are not caught."""
-    headed = explained = None
-    measured = 0
+    printer = Printer(record)
     for stage in stages:
-        if stage.section != headed:
-            print(f"\n{stage.section.title}")
-            headed = stage.section
-        if record.has(stage) if stage.once else stage.is_done():
-            measured += stage.measuring
-            if stage.once and not stage.measuring:
-                print(f"done before: {_command_line(stage)}")
-            elif not stage.measuring:
-                print(f"skipped: {stage.makes} exists{record.other_maker(stage)}")
+        if printer.skips(stage):
             continue
-        if stage.section != explained:
-            print(paragraph(stage.section.why))
-            explained = stage.section
-        print(f"\n$ {_command_line(stage)}", flush=True)
+        printer.begins(stage)
         _run(stage, record, run_command)
         if stage.note:
             print(stage.note)
         sys.stdout.flush()
-    if measured:
-        print(f"skipped: {measured} measurements that exist")
+    printer.ends()
+
+
+class Printer:
+    """Prints the headings of sections, and the commands that are run or skipped."""
+
+    def __init__(self, record: "Record"):
+        self._record = record
+        self._headed: Section | None = None
+        self._explained: Section | None = None
+        self._measured = 0
+
+    def skips(self, stage: Stage) -> bool:
+        """Whether the stage is done. If it is done, a line is printed, except for measurements, which are counted."""
+        if stage.section != self._headed:
+            print(f"\n{stage.section.title}")
+            self._headed = stage.section
+        if not (self._record.has(stage) if stage.once else stage.is_done()):
+            return False
+        if stage.measuring:
+            self._measured += 1
+        elif stage.once:
+            print(f"done before: {command_line(stage)}")
+        else:
+            print(f"skipped: {stage.makes} exists{self._record.other_maker(stage)}")
+        return True
+
+    def begins(self, stage: Stage) -> None:
+        """Prints the command of a stage that runs now."""
+        if stage.section != self._explained:
+            print(paragraph(stage.section.why))
+            self._explained = stage.section
+        print(f"\n$ {command_line(stage)}", flush=True)
+
+    def ends(self) -> None:
+        """Prints the number of measurements that were skipped."""
+        if self._measured:
+            print(f"skipped: {self._measured} measurements that exist", flush=True)
 
 
 def _run(stage: Stage, record: "Record", run_command: Callable[[Sequence[str]], None]) -> None:
@@ -92,11 +117,16 @@ def _run(stage: Stage, record: "Record", run_command: Callable[[Sequence[str]], 
         if stage.keeps is not None and stage.makes is not None:
             stage.makes.parent.mkdir(parents=True, exist_ok=True)
             write_json(stage.makes, read_json(stage.keeps))
-    seconds = record.spent(stage)
-    print(f"({seconds:.1f} s)" if seconds < 100 else f"({seconds / 60:.1f} min)")
+    print(f"({spent_words(record.spent(stage))})")
 
 
-def _command_line(stage: Stage) -> str:
+def spent_words(seconds: float) -> str:
+    """Seconds, or minutes if there are many seconds."""
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.1f} min"
+
+
+def command_line(stage: Stage) -> str:
+    """The command of a stage, as a user types it."""
     return shlex.join(("realm", *stage.argv))
 
 
@@ -120,6 +150,7 @@ class Record:
 
     def __init__(self, file: Path, memory: PeakMemory):
         self._file, self._memory = file, memory
+        self._writing = threading.Lock()  # stages that run at the same time are timed in several threads
         self._stages: dict[str, Spent] = {}
         self._memory_before, self._ran = 0.0, False
         if file.exists():
@@ -138,9 +169,10 @@ class Record:
             done = True
         finally:
             seconds = round(spent + time.monotonic() - started, 1)
-            self._stages[stage.name] = {"command": _command_line(stage), "seconds": seconds, "done": done}
-            costs: Costs = {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()}
-            write_json(self._file, costs)
+            with self._writing:
+                self._stages[stage.name] = {"command": command_line(stage), "seconds": seconds, "done": done}
+                costs: Costs = {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()}
+                write_json(self._file, costs)
 
     def has(self, stage: Stage) -> bool:
         """Whether the stage is done. If a stage has run in this process, all later stages count as not done."""
@@ -157,8 +189,8 @@ class Record:
 
     def other_maker(self, stage: Stage) -> str:
         """Note for the output if the files of the stage were made by a different command; otherwise ""."""
-        made = self._stages[stage.name]["command"] if stage.name in self._stages else _command_line(stage)
-        return "" if made == _command_line(stage) else f", made by: {made}"
+        made = self._stages[stage.name]["command"] if stage.name in self._stages else command_line(stage)
+        return "" if made == command_line(stage) else f", made by: {made}"
 
     def seconds(self) -> dict[str, float]:
         """Name of a stage -> seconds, and "total" -> sum of these seconds."""

@@ -41,6 +41,7 @@ from realm.store.tables.table import (
     newest_version,
     open_table,
     reading,
+    refuse_changed_data,
     uncommitted,
     was_committed,
     write_rows,
@@ -150,6 +151,7 @@ def read(folder: Path, ids_N: np.ndarray, version: int | None = None) -> Vectors
         return None
     table = open_table(folder / TABLE, version)
     info = _info(table, folder)
+    refuse_changed_data(table, folder / TABLE)
     return _read(table, info, ids_N, np.zeros((len(ids_N), info.dim), dtype=_DTYPES[info.bits]))
 
 
@@ -188,6 +190,7 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
             array_ND = np.lib.format.open_memmap(
                 aside, "w+", dtype=_DTYPES[info.bits], shape=(len(ids_N), info.dim)
             )
+            refuse_changed_data(table, folder / TABLE)
             found = _read(table, info, ids_N, array_ND)
             if len(found.missing):
                 return found

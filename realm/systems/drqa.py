@@ -10,7 +10,7 @@ scores are not normalised, so that spans of different passages can be compared. 
 Axis letters: B rows, T passage words, J question words, E embedding, F features of a word, H states, K retrieved passages.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from realm.errors import InputError
 from realm.files import read_json, write_json
 from realm.keys import Lookup, key_of
-from realm.model.device import choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
@@ -135,11 +135,13 @@ def rows_of(pairs: Sequence[tuple[Sequence[Token], Sequence[Token]]], vocabulary
         passage_BT[row, : len(passages[row])] = torch.tensor(passages[row])
         written = {token.text for token in question}
         lower = {token.text.lower() for token in question}
-        counts = Counter(token.text.lower() for token in passage)
-        for place, token in enumerate(passage):
-            word = token.text.lower()
-            features = (token.text in written, word in lower, counts[word] / len(passage))
-            feature_BTF[row, place] = torch.tensor(features, dtype=torch.float32)
+        words = [token.text.lower() for token in passage]
+        counts = Counter(words)
+        features = [
+            (token.text in written, word in lower, counts[word] / len(words))
+            for token, word in zip(passage, words, strict=True)
+        ]
+        feature_BTF[row, : len(words)] = torch.tensor(features, dtype=torch.float32).view(-1, 3)
     return Rows(question_BJ, passage_BT, feature_BTF)
 
 
@@ -182,8 +184,17 @@ class Reader(nn.Module):
         self.end = nn.Linear(states, states)
         self.dropout = nn.Dropout(0.0)
 
-    def forward(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Scores of starts, and scores of ends; -inf at padding -> two tensors [B, T] float32."""
+    def asked(self, question_BJE: Tensor, there_BJ: Tensor) -> Tensor:
+        """The mean of the states of the question words, weighted by attention -> [B, H]."""
+        question_BJH = self.question(question_BJE, there_BJ)
+        weight_BJ = self.weigh(question_BJH).squeeze(2).masked_fill(~there_BJ, -torch.inf).softmax(dim=1)
+        return (weight_BJ[:, None] @ question_BJH).squeeze(1)
+
+    def forward(self, rows: Rows, question_BH: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores of starts, and scores of ends; -inf at padding -> two tensors [B, T] float32.
+
+        `question_BH` has the vectors of the questions (`asked`); they are computed if they are not given.
+        """
         there_BJ, there_BT = rows.question_BJ != PAD, rows.passage_BT != PAD
         question_BJE = self.dropout(self.embedding(rows.question_BJ))
         passage_BTE = self.dropout(self.embedding(rows.passage_BT))
@@ -191,9 +202,8 @@ class Reader(nn.Module):
         match_BTJ = (asked_BTE @ keys_BJE.transpose(1, 2)).masked_fill(~there_BJ[:, None], -torch.inf)
         aligned_BTE = match_BTJ.softmax(dim=2) @ question_BJE
         passage_BTH = self.passage(torch.cat([passage_BTE, aligned_BTE, rows.feature_BTF], dim=2), there_BT)
-        question_BJH = self.question(question_BJE, there_BJ)
-        weight_BJ = self.weigh(question_BJH).squeeze(2).masked_fill(~there_BJ, -torch.inf).softmax(dim=1)
-        question_BH = (weight_BJ[:, None] @ question_BJH).squeeze(1)
+        if question_BH is None:
+            question_BH = self.asked(question_BJE, there_BJ)
         start_BT, end_BT = (
             (passage_BTH @ form(question_BH)[:, :, None])
             .squeeze(2)
@@ -204,14 +214,24 @@ class Reader(nn.Module):
         return start_BT, end_BT
 
 
-def best_span(start_T: Tensor, end_T: Tensor) -> tuple[int, int, float]:
-    """First word, last word and sum of scores of the span with the highest sum. Spans have at most `ANSWER_WORDS` words."""
-    sum_TT = start_T[:, None] + end_T[None]
-    places = torch.arange(len(start_T))
-    width_TT = places[None] - places[:, None]
-    sum_TT = sum_TT.masked_fill((width_TT < 0) | (width_TT >= ANSWER_WORDS), -torch.inf)
-    place = int(sum_TT.argmax())
-    return place // len(start_T), place % len(start_T), float(sum_TT.flatten()[place])
+def best_spans(start_BT: Tensor, end_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """First word, last word and sum of scores of the span with the highest sum, per row -> three tensors [B].
+
+    Spans have at most `ANSWER_WORDS` words.
+    """
+    # W widths of spans: end_BTW[:, t, w] is the score of the end of a span of w + 1 words that begins with word t.
+    end_BTW = F.pad(end_BT, (0, ANSWER_WORDS - 1), value=-torch.inf).unfold(1, ANSWER_WORDS, 1)
+    score_B, place_B = (start_BT[:, :, None] + end_BTW).flatten(1).max(dim=1)
+    first_B = place_B // ANSWER_WORDS
+    return first_B, first_B + place_B % ANSWER_WORDS, score_B
+
+
+class Span(NamedTuple):
+    """The best span of a passage: characters [start, end), and the score, which is -inf if the passage has no words."""
+
+    start: int = 0
+    end: int = 0
+    score: float = -np.inf
 
 
 class Example(NamedTuple):
@@ -332,7 +352,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     model = SystemModel(NAME, reader, {"reader": sizes}, vocabulary)
     names = {"kb": kb.fingerprint, "examples": len(examples)}
     with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, names) as run:
-        system = DrQa(kb, ranking, reader, vocabulary)
+        system = DrQa(kb, ranking, reader, vocabulary, config.precision)
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             drawn = generator(config.seed, step).integers(len(examples), size=config.batch_size)
@@ -353,38 +373,74 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 class DrQa:
     """The trained system, which reads all passages of the best articles."""
 
-    def __init__(self, kb: KnowledgeBase, ranking: Ranking, reader: Reader, vocabulary: Vocabulary):
+    def __init__(
+        self,
+        kb: KnowledgeBase,
+        ranking: Ranking,
+        reader: Reader,
+        vocabulary: Vocabulary,
+        precision: Precision = "auto",
+    ):
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
+        self._precision = precision
 
+    @torch.no_grad()
     def answer(self, questions: Sequence[str]) -> list[Found]:
         """For each question, the span with the highest score. The retrieved passages are ordered by the rank of their article,
         then by position in the article."""
-        return [self._answer(question) for question in questions]
+        articles = self._ranking.articles
+        ranked = [self._ranking.best(question, DEPTH) for question in questions]
+        read = [articles.passages(documents[:ARTICLES]) for documents in ranked]
+        passages = self._kb.passages([number for numbers in read for number in numbers.tolist()])
+        asked = [row for row, numbers in enumerate(read) for _ in numbers]
+        spans = self._best_spans(questions, asked, [passage.text for passage in passages])
+        answers, end = [], 0
+        for documents, numbers in zip(ranked, read, strict=True):
+            here = range(end, end := end + len(numbers))
+            found = Found("", 0.0, number_K=articles.passages(documents)[:DEPTH], read=len(numbers))
+            # Of equal scores, the first is kept.
+            best = max(here, key=lambda one: spans[one].score, default=None)
+            if best is not None and spans[best].score > -np.inf:
+                start, last, score = spans[best]
+                number = int(numbers[best - here.start])
+                found = found._replace(
+                    answer=passages[best].text[start:last], score=score, passage=number, start=start, end=last
+                )
+            answers.append(found)
+        return answers
 
-    @torch.no_grad()
-    def _answer(self, question: str) -> Found:
-        number_K = self._ranking.passages(question, DEPTH)[:DEPTH]
-        numbers = self._ranking.passages(question, ARTICLES)
-        asked, best = tokens_of(question), Found("", -np.inf, number_K=number_K, read=len(numbers))
-        device = self._reader.weigh.weight.device
-        for first in range(0, len(numbers), READ_AT_ONCE):
-            part = numbers[first : first + READ_AT_ONCE]
-            passages = self._kb.passages(part)
-            tokens = [tokens_of(passage.text) for passage in passages]
-            rows = rows_of([(asked, one) for one in tokens], self._vocabulary).to(device)
-            with evaluating(self._reader):
-                start_BT, end_BT = (scores.cpu() for scores in self._reader(rows))
-            for row, (number, passage) in enumerate(zip(part.tolist(), passages, strict=True)):
-                length = len(tokens[row])
-                if not length:
-                    continue
-                begin, last, score = best_span(start_BT[row, :length], end_BT[row, :length])
-                if score > best.score:
-                    start, end = tokens[row][begin].start, tokens[row][last].end
-                    best = best._replace(
-                        answer=passage.text[start:end], score=score, passage=number, start=start, end=end
-                    )
-        return best if best.answer else best._replace(score=0.0)
+    def _best_spans(
+        self, questions: Sequence[str], asked_R: Sequence[int], text_R: Sequence[str]
+    ) -> list[Span]:
+        """The span with the highest score of each text. `asked_R` has the positions in `questions` of their questions.
+
+        The texts of a forward pass have the same number of words, because an LSTM is much faster without padding.
+        """
+        question_tokens = [tokens_of(question) for question in questions]
+        tokens_R = [tokens_of(text) for text in text_R]
+        rows_of_length: dict[int, list[int]] = defaultdict(list)
+        for row, tokens in enumerate(tokens_R):
+            rows_of_length[len(tokens)].append(row)
+        rows_of_length.pop(0, None)
+        reader, spans = self._reader, [Span()] * len(text_R)
+        device = reader.weigh.weight.device
+        with evaluating(reader), autocast(device, self._precision):
+            question_BJ = rows_of([(tokens, []) for tokens in question_tokens], self._vocabulary).question_BJ
+            question_BJ = question_BJ.to(device)
+            question_BH = reader.asked(reader.embedding(question_BJ), question_BJ != PAD)
+            for same in rows_of_length.values():
+                for first in range(0, len(same), READ_AT_ONCE):
+                    part = same[first : first + READ_AT_ONCE]
+                    asked = [asked_R[row] for row in part]
+                    pairs = [
+                        (question_tokens[one], tokens_R[row]) for one, row in zip(asked, part, strict=True)
+                    ]
+                    rows = rows_of(pairs, self._vocabulary).to(device)
+                    found = best_spans(*reader(rows, question_BH[asked]))
+                    for row, begin, last, score in zip(part, *(one.tolist() for one in found), strict=True):
+                        tokens = tokens_R[row]
+                        spans[row] = Span(tokens[begin].start, tokens[last].end, score)
+        return spans
 
 
 def load(folder: Path, kb: KnowledgeBase) -> DrQa:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from realm.errors import InputError
 from realm.model.bert import Bert
 from realm.model.bert_files import bert_config
-from realm.model.device import choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.model.scores import log_softmax_inside
@@ -34,6 +34,7 @@ from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
 from realm.qa.spans import body_start, pieces_of_answers
+from realm.search.bm25 import highest
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.passage_graph import RELATIONS, PassageGraph
@@ -162,8 +163,7 @@ class Retrieval:
         """Two lists of passage numbers, best first: the passages to read; and the ranking of all passages, in which the other
         passages that BM25 finds follow the passages to read."""
         (score_N,) = self._retriever.load_bm25().scores([question])
-        best = np.argsort(-score_N, kind="stable")[:DEPTH]
-        found = [int(number) for number in best if score_N[number] > 0]
+        found = highest(score_N, DEPTH).tolist()
         seeds = found[:SEEDS]
         seeds += [self._graph.articles.lead(one) for one in self._graph.titles.find(question, any_case=True)]
         seeds = list(dict.fromkeys(seeds))[: self.read]
@@ -233,7 +233,9 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), HEAD_RATE)}
     names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
-        system = GraphRetriever(kb, graph, retrieval, reader, start.tokenizer, start.lengths)
+        system = GraphRetriever(
+            kb, graph, retrieval, reader, start.tokenizer, start.lengths, config.precision
+        )
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             rng = generator(config.seed, step)
@@ -290,9 +292,10 @@ class GraphRetriever:
         reader: GraphReader,
         tokenizer: Tokenizer,
         lengths: Lengths,
+        precision: Precision = "auto",
     ):
         self._kb, self._graph, self._retrieval, self._reader = kb, graph, retrieval, reader
-        self._tokenizer, self._lengths = tokenizer, lengths
+        self._tokenizer, self._lengths, self._precision = tokenizer, lengths, precision
 
     def read(self, questions: Sequence[str], numbers: Sequence[Sequence[int]]) -> Read:
         """Inputs of the reader for questions and their passages. Every question has the same number of passages."""
@@ -322,7 +325,8 @@ class GraphRetriever:
         if not numbers:
             return Found("", 0.0)
         read = self.read([question], [numbers])
-        with evaluating(self._reader):
+        device = self._reader.select.weight.device
+        with evaluating(self._reader), autocast(device, self._precision):
             passage_BK, end_2RT = (part.cpu() for part in self.score(read))
         start_RT, last_RT = end_2RT + passage_BK[0][None, :, None] / 2
         best = Found("", -np.inf, number_K=ranked[:DEPTH], read=len(numbers))

@@ -12,7 +12,7 @@ also predicts the masked words of the same queries with retrieved passages, as i
 Axis letters: B queries, K candidates or neighbours, P masked positions, N entries, H hidden, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, TypedDict, cast
@@ -27,7 +27,7 @@ from realm.files import read_json, write_json
 from realm.folders import make_once
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
-from realm.masking.masked_queries import MaskedQuery, each_span, repeats_text
+from realm.masking.masked_queries import MaskedQuery, count_targets, each_span, repeats_text
 from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import Model
 from realm.model.manifest import read_manifest
@@ -47,6 +47,8 @@ READ_AT_ONCE = 16
 WRITTEN = "written.json"
 PASSAGES = 2048
 """Number of passages after whose entries a datastore is synced to disk."""
+PASSAGES_SEED = 0
+"""Seed of the random choice of passages for a smaller datastore."""
 ENTRIES = 1 << 16
 """Number of entries that are compared with all queries at once."""
 NEIGHBOURS = 1024
@@ -65,9 +67,12 @@ class KnnConfig(DeviceConfig):
 
     queries: int = 2000
     """Largest number of masked sentences. Lambda and the temperature are chosen on half of these sentences."""
+    passages: int = 0
+    """Largest number of passages whose spans are in the datastore; the passages are drawn at random. 0: all passages
+    (published). A smaller datastore is written faster, and predicts less well."""
 
     def __post_init__(self) -> None:
-        at_least(self, queries=2)
+        at_least(self, queries=2, passages=0)
 
 
 class Predicted(TypedDict):
@@ -106,18 +111,27 @@ class Datastore(NamedTuple):
 
 
 def open_datastore(
-    model: Model, model_path: str, kb: KnowledgeBase, folder: Path, precision: Precision
+    model: Model, model_path: str, kb: KnowledgeBase, folder: Path, config: KnnConfig
 ) -> Datastore:
     """The datastore of a model and a knowledge base. It is made in `folder`, unless the folder already contains it.
 
     After a kill, the next call continues.
     """
-    weights = read_manifest(model_path)["checksums"]["encoder/model.safetensors"]
+    made_of = {
+        "kb": kb.fingerprint,
+        "encoder": read_manifest(model_path)["checksums"]["encoder/model.safetensors"],
+        "precision": config.precision,
+        "query": str(model.lengths.query),
+    }
+    if config.passages:
+        made_of["passages"] = str(config.passages)
     make_once(
-        folder, "datastore.json",
-        {"kb": kb.fingerprint, "encoder": weights, "precision": precision, "query": str(model.lengths.query)},
-        lambda aside: _write_datastore(model, kb.tokens, aside, precision), continues=True,
-    )  # fmt: skip
+        folder,
+        "datastore.json",
+        made_of,
+        lambda aside: _write_datastore(model, kb.tokens, aside, config),
+        continues=True,
+    )
     return Datastore(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
     )
@@ -132,10 +146,10 @@ class _WrittenJson(TypedDict):
     entries_done: int
 
 
-def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precision: Precision) -> None:
-    """Writes the entries passage by passage, after those that an interrupted call wrote."""
-    every = range(len(tokens.body.lengths))
-    written = _written(model, tokens, folder)
+def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, config: KnnConfig) -> None:
+    """Writes the entries in the order of the passages, after those that an interrupted call wrote."""
+    chosen = _chosen_passages(len(tokens.body.lengths), config.passages)
+    written = _written(model, tokens, chosen, folder)
     count, end = written["entries"], written["entries_done"]
     mode: Literal["r+", "w+"] = "r+" if end else "w+"
     width = model.reader.config.hidden_size
@@ -143,49 +157,50 @@ def _write_datastore(model: Model, tokens: PassageTokens, folder: Path, precisio
     values = open_memmap(folder / "values.npy", mode=mode, dtype=np.int32, shape=(count,))
     passages = open_memmap(folder / "passages.npy", mode=mode, dtype=np.int64, shape=(count,))
     with progress(total=count, description="datastore", unit="entry", done=end) as bar:
-        for first in range(written["passages_done"], len(every), PASSAGES):
-            block = every[first : first + PASSAGES]
-            for part in _chunks(_queries(model, tokens, block), ROWS):
-                state_PH = mask_states(model, part, precision)
-                here = slice(end, end := end + len(state_PH))
-                keys[here] = state_PH.cpu().numpy().astype(np.float16)
-                values[here] = np.concatenate([query.targets for query in part])
-                passages[here] = np.repeat(
-                    [query.passage for query in part], [len(query.targets) for query in part]
-                )
+        for first in range(written["passages_done"], len(chosen), PASSAGES):
+            block = chosen[first : first + PASSAGES].tolist()
+            queries = [
+                query
+                for passage in block
+                for query in each_span(tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
+            ]
+            widths = np.array([len(query.targets) for query in queries], dtype=np.int64)
+            starts = end + np.cumsum(widths) - widths
+            here = slice(end, end := end + int(widths.sum()))
+            values[here] = np.concatenate(
+                [np.zeros(0, dtype=np.int32), *(query.targets for query in queries)]
+            )
+            passages[here] = np.repeat([query.passage for query in queries], widths)
+            # Attention multiplies rows of the same length together, so these rows are neighbours in a batch.
+            order = np.lexsort((widths, np.array([len(query.ids) for query in queries])))
+            for start in range(0, len(order), ROWS):
+                part = order[start : start + ROWS]
+                state_PH = mask_states(model, [queries[row] for row in part], config.precision)
+                place_P = np.concatenate([starts[row] + np.arange(widths[row]) for row in part])
+                keys[place_P] = state_PH.cpu().numpy().astype(np.float16)
                 bar.update(len(state_PH))
             for array in (keys, values, passages):
                 array.flush()
-            write_json(folder / WRITTEN, {**written, "passages_done": block[-1] + 1, "entries_done": end})
+            write_json(
+                folder / WRITTEN, {**written, "passages_done": first + len(block), "entries_done": end}
+            )
 
 
-def _written(model: Model, tokens: PassageTokens, folder: Path) -> _WrittenJson:
+def _chosen_passages(count: int, most: int) -> np.ndarray:
+    """Numbers of the passages whose spans are entries, ascending; all passages if `most` is 0."""
+    if not most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(PASSAGES_SEED).permutation(count)[:most])
+
+
+def _written(model: Model, tokens: PassageTokens, chosen: np.ndarray, folder: Path) -> _WrittenJson:
     """How far the datastore is written. For a new datastore, the entries are counted."""
     if (folder / WRITTEN).is_file():
         return cast(_WrittenJson, read_json(folder / WRITTEN))
-    every = range(len(tokens.body.lengths))
-    counted = progress(every, total=len(every), description="count entries", unit="passage", leave=False)
-    count = sum(len(query.targets) for query in _queries(model, tokens, counted))
+    count = int(count_targets(tokens, model.lengths.query - 2)[chosen].sum())
     if not count:
         raise InputError("no passage has a salient span, so the datastore would be empty: use another tagger")
     return {"entries": count, "passages_done": 0, "entries_done": 0}
-
-
-def _queries(model: Model, tokens: PassageTokens, passages: Iterable[int]) -> Iterator[MaskedQuery]:
-    """Each salient span of these passages, masked in its sentence."""
-    for passage in passages:
-        yield from each_span(tokens, passage, model.tokenizer.mask_id, model.lengths.query - 2)
-
-
-def _chunks(queries: Iterator[MaskedQuery], size: int) -> Iterator[list[MaskedQuery]]:
-    part: list[MaskedQuery] = []
-    for query in queries:
-        part.append(query)
-        if len(part) == size:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 @torch.no_grad()
@@ -225,9 +240,14 @@ def nearest(
     distance_PK = torch.full((len(state_PH), 0), torch.inf)
     place_PK = torch.zeros(len(state_PH), 0, dtype=torch.int64)
     for start in range(0, len(store.value_N), ENTRIES):
-        key_NH = torch.from_numpy(np.asarray(store.key_NH[start : start + ENTRIES], dtype=np.float32))
-        distance_PN = key_NH.square().sum(dim=1) - 2 * (state_PH @ key_NH.T)
-        found = distance_PN.topk(min(depth, len(key_NH)), dim=1, largest=False)
+        key_NH = torch.from_numpy(np.array(store.key_NH[start : start + ENTRIES])).float()
+        distance_PN = torch.addmm(key_NH.square().sum(dim=1), state_PH, key_NH.T, alpha=-2)
+        # Later chunks have few entries that are nearer than the `depth` nearest so far, and a small topk is faster.
+        most = len(key_NH)
+        if distance_PK.shape[1] == depth:
+            row_C, _ = (distance_PN < distance_PK[:, -1:]).nonzero(as_tuple=True)
+            most = int(row_C.bincount(minlength=1).max())
+        found = distance_PN.topk(min(depth, most), dim=1, largest=False)
         both_PK = torch.cat([distance_PK, found.values], dim=1)
         distance_PK, order_PK = both_PK.topk(min(depth, both_PK.shape[1]), dim=1, largest=False)
         place_PK = torch.cat([place_PK, found.indices + start], dim=1).gather(1, order_PK)
@@ -278,7 +298,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
         raise InputError(
             f"{kb.folder} has {len(queries)} held-out masked facts that another passage contains: at least 2 are needed"
         )
-    store = open_datastore(model, model_path, kb, folder, config.precision)
+    store = open_datastore(model, model_path, kb, folder, config)
     lm_PV, found = _read(model, kb.tokens, store, dev, config)
     target_P = _targets(dev)
     _, temperature, weight = min(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from realm.model.bert import Bert
 from realm.model.scores import log_softmax_inside
-from realm.model.states import hidden_states
+from realm.model.states import hidden_states, states_at
 from realm.qa.reading import Reading
 
 END = -1
@@ -53,7 +53,10 @@ class PathNetwork(nn.Module):
     def encoded(self, reading: Reading) -> Tensor:
         """w of pairs of a question and a passage -> [K, H]."""
         tokens = reading.tokens.to(self.bias.device)
-        return hidden_states(self.encoder, tokens)[:, 0].float()
+        if self.training:
+            return hidden_states(self.encoder, tokens)[:, 0].float()
+        row_K = torch.arange(len(tokens.ids_BT), device=tokens.ids_BT.device)
+        return states_at(self.encoder, tokens, row_K, torch.zeros_like(row_K)).float()
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor]:
         """Logits that paths contain an answer [R]; log p of the first and the last token of an answer [2, R, T]."""
@@ -115,32 +118,34 @@ def beam_search(
 ) -> list[Beam]:
     """The best complete paths, best first.
 
-    `encode` computes w of passages. `links` returns the passages to which a passage links. `passages` is the largest number of
-    passages of a path, and `beam` the number of paths that are kept after each step.
+    `encode` computes w of passages, and is called once for each passage. `links` returns the passages to which a passage links.
+    `passages` is the largest number of passages of a path, and `beam` the number of paths that are kept after each step.
     """
     ended: list[Beam] = []
     open_paths = [(Beam((), network.first(), 0.0), list(seeds))]
+    encoded: dict[int, Tensor] = {}  # a passage is a candidate of several paths, and of several steps
     for _ in range(passages):
-        grown: list[tuple[Beam, list[int]]] = []
+        wanted = dict.fromkeys(pick for _, candidates in open_paths for pick in candidates)
+        new = [pick for pick in wanted if pick not in encoded]
+        if new:
+            encoded.update(zip(new, encode(new), strict=True))
+        grown: list[tuple[float, Beam, int, list[int]]] = []
         for one, candidates in open_paths:
             if not candidates:
                 continue
-            passage_KH = encode(candidates)
+            passage_KH = torch.stack([encoded[pick] for pick in candidates])
             logp_K = F.logsigmoid(network.logits(one.state_H, passage_KH))
-            carried = [candidates[int(place)] for place in logp_K.argsort(descending=True)[: CARRIED + 1]]
-            for place, pick in enumerate(candidates):
-                after = Beam(
-                    (*one.path, pick),
-                    network.next(one.state_H, passage_KH[place]),
-                    one.logp + float(logp_K[place]),
-                )
-                following = [*links(pick), *[other for other in carried if other != pick][:CARRIED]]
-                grown.append(
-                    (after, [other for other in dict.fromkeys(following) if other not in after.path])
-                )
-        grown.sort(key=lambda one: -one[0].logp)
-        open_paths = grown[:beam]
-        for one, _ in open_paths:
-            end = float(F.logsigmoid(network.logits(one.state_H, network.end[None])))
-            ended.append(one._replace(logp=one.logp + end))
+            carried = [candidates[place] for place in logp_K.argsort(descending=True)[: CARRIED + 1].tolist()]
+            grown += [
+                (one.logp + logp, one, pick, carried)
+                for pick, logp in zip(candidates, logp_K.tolist(), strict=True)
+            ]
+        grown.sort(key=lambda one: -one[0])
+        open_paths = []
+        for logp, before, pick, carried in grown[:beam]:
+            after = Beam((*before.path, pick), network.next(before.state_H, encoded[pick]), logp)
+            following = [*links(pick), *[other for other in carried if other != pick][:CARRIED]]
+            open_paths.append((after, [one for one in dict.fromkeys(following) if one not in after.path]))
+            end = float(F.logsigmoid(network.logits(after.state_H, network.end[None])))
+            ended.append(after._replace(logp=after.logp + end))
     return sorted(ended, key=lambda one: -one.logp)[:beam]

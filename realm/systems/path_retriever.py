@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from realm.errors import InputError
 from realm.model.bert import Bert
 from realm.model.bert_files import bert_config
-from realm.model.device import choose_device
+from realm.model.device import Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.progress import progress
@@ -160,7 +160,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     rates |= dict.fromkeys((heads, vectors), HEAD_RATE)
     names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
-        system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths)
+        system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths, config.precision)
         best = Best(run, network, ground.dev[: config.dev_questions], system)
         for step in run.steps():
             rng = generator(config.seed, step)
@@ -185,9 +185,10 @@ class PathRetriever:
         network: PathNetwork,
         tokenizer: Tokenizer,
         lengths: Lengths,
+        precision: Precision = "auto",
     ):
         self._kb, self._graph, self._network, self._tokenizer = kb, graph, network, tokenizer
-        self._lengths, self._retriever = lengths, Retriever(kb)
+        self._lengths, self._precision, self._retriever = lengths, precision, Retriever(kb)
         positions = network.encoder.config.max_position_embeddings
         together = min(positions, lengths.query + PASSAGES * (lengths.passage - 1))
         self._long = replace(lengths, reading=max(together, lengths.joint))
@@ -251,7 +252,7 @@ class PathRetriever:
         ranked = [int(number) for number in number_BK[0] if number >= 0]
         if not ranked:
             return Found("", 0.0)
-        with evaluating(network):
+        with evaluating(network), autocast(network.bias.device, self._precision):
             beams = beam_search(
                 network, ranked[:SEEDS], lambda pick: links_of(self._graph, pick),
                 lambda numbers: self._encode(question, numbers), PASSAGES, BEAM,

@@ -21,7 +21,7 @@ import numpy as np
 
 from realm.folders import make_once
 from realm.progress import progress
-from realm.search.bm25 import STOP_WORDS
+from realm.search.bm25 import STOP_WORDS, highest
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.articles import Articles
 
@@ -96,8 +96,7 @@ class Tfidf(NamedTuple):
             if place < len(self.bin_G) and self.bin_G[place] == ngram:
                 entries = slice(self.first_G[place], self.first_G[place + 1])
                 score_D[self.document_E[entries]] += np.log1p(tf) * self.idf_G[place] * self.weight_E[entries]
-        found = np.flatnonzero(score_D)
-        return found[np.argsort(-score_D[found], kind="stable")][:count]
+        return highest(score_D, count)
 
 
 def open_tfidf(kb: KnowledgeBase, articles: Articles, folder: Path) -> Tfidf:
@@ -127,6 +126,10 @@ class Ranking:
         articles = Articles.of(kb)
         return cls(open_tfidf(kb, articles, system.with_name(system.name + ".tfidf")), articles)
 
+    def best(self, question: str, articles: int) -> np.ndarray:
+        """Numbers of the best articles, best first."""
+        return self.index.best(question, articles, self.articles.count)
+
     def passages(self, question: str, articles: int) -> np.ndarray:
         """Numbers of all passages of the best articles, best article first."""
-        return self.articles.passages(self.index.best(question, articles, self.articles.count))
+        return self.articles.passages(self.best(question, articles))

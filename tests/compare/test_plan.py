@@ -26,7 +26,7 @@ def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Plan
 def test_rows_and_starts_are_made_after_what_they_need() -> None:
     for table in (TABLE_1, TABLE_2):
         every = plan(table, DataConfig(text=("x",), published=PublishedConfig("y")))
-        assert list(every.rows()) == list(table)
+        assert list(every.rows()) == [name for name in table if name != "given"]
         made: set[str] = set()
         for name in every.starts():
             start = STARTS[name]
@@ -36,6 +36,18 @@ def test_rows_and_starts_are_made_after_what_they_need() -> None:
     assert plan(rows=("orqa",)).starts() == ["encoder", "ict"]
 
 
+def test_without_a_warm_start_no_model_is_made_by_the_inverse_cloze_task() -> None:
+    for table in (TABLE_1, TABLE_2):
+        cold = plan(table, DataConfig(text=("x",), published=PublishedConfig("y"), warm_start=False))
+        assert {"given", "realm"} <= set(cold.rows())
+        made: set[str] = set()
+        for name in cold.starts():
+            start = cold.start(name)
+            assert start.made_by != "ict"
+            assert {start.init, start.encoder_of} - {""} <= made
+            made.add(name)
+
+
 def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="no row 'atlas'"):
         plan(rows=("atlas",)).rows()
@@ -43,7 +55,12 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
         plan(rows=("realm-x",)).rows()
     with pytest.raises(InputError, match="published needs published weights"):
         plan(rows=("published",)).rows()
-    assert list(plan().rows()) == [name for name in TABLE_1 if name not in ("realm-x", "published")]
+    with pytest.raises(InputError, match="given needs an encoder that can already retrieve"):
+        plan(rows=("given",)).rows()
+    with pytest.raises(InputError, match="orqa needs the inverse cloze task"):
+        plan(rows=("orqa",), data=DataConfig(warm_start=False)).rows()
+    needy = ("realm-x", "published", "given")
+    assert list(plan().rows()) == [name for name in TABLE_1 if name not in needy]
     preset = tmp_path / "none.toml"
     preset.write_text("[kb]\nheld_out = 0.0\n")
     with pytest.raises(InputError, match="held_out is 0"):

@@ -54,7 +54,7 @@ def ablated(home: Home, compared) -> dict[str, Any]:
 def test_every_row_is_trained_and_measured_on_the_same_questions(compared, ablated) -> None:
     for report, table in ((compared, TABLE_1), (ablated, TABLE_2)):
         assert_holds(results.TableJson, report)
-        assert list(report["rows"]) == [name for name in table if name != "published"]
+        assert list(report["rows"]) == [name for name in table if name not in ("given", "published")]
         for test in TESTS:
             tests = [row["tests"][test] for row in report["rows"].values()]
             assert len({one["all"]["n"] for one in tests}) == 1
@@ -286,6 +286,13 @@ def test_retrieval_is_measured_before_any_question_for_every_seed(home, ablated,
     assert "seeds 0, 1; number of seeds with training on questions: 0" in (folder / "table2.md").read_text()
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finished table is made again without its picture, which takes most of the time."""
+    monkeypatch.setattr(plots, "draw", lambda report, file: None)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) -> None:
     words = home.words("compare", home.table1)
     assert cli.main([*words, "--check", str(home.table1 / "table1.json")]) == 0
@@ -317,6 +324,7 @@ def test_masked_facts_of_other_settings_are_not_compared(home, ablated, tmp_path
     assert "probe-*.json are about different masked facts" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_check_of_some_rows_compares_only_these_rows(home, compared, tmp_path, capsys) -> None:
     folder = tmp_path / "table1"
     shutil.copytree(home.table1, folder)
@@ -356,3 +364,20 @@ def test_disagreements_name_questions_that_only_one_row_answers(home, compared) 
         counts = compared["rows"]["orqa"]["tests"][test]["less"]
         assert f"{test}: REALM, X = Z is right and ORQA is wrong for {counts['only_a']} questions" in text
         assert f"{test}: ORQA is right and REALM, X = Z is wrong for {counts['only_b']} questions" in text
+
+
+@pytest.mark.slow
+def test_commands_that_run_at_the_same_time_make_the_same_table(home, tmp_path) -> None:
+    rows = ("--rows", "bm25-reader", "orqa", "realm", "hybrid")
+    reports = []
+    for folder, jobs in ((tmp_path / "one", "1"), (tmp_path / "three", "3")):
+        printed(*home.words("compare", folder, *rows, "--jobs", jobs))
+        report = json.loads((folder / "table1.json").read_text())
+        assert_holds(results.TableJson, report)
+        for row in report["rows"].values():
+            del row["seconds"]
+            for test in row["tests"].values():
+                del test["ms"]
+        reports.append(report)
+    assert reports[0] == reports[1]
+    assert (tmp_path / "three" / "logs" / "evaluate-realm-spans.log").is_file()

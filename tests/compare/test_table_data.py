@@ -42,6 +42,23 @@ def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tm
     assert report["made_by"]["dropped"] == 3
 
 
+def test_an_encoder_that_can_retrieve_is_trained_by_realm_without_the_inverse_cloze_task(
+    home, tmp_path, capsys
+) -> None:
+    rows = ("--rows", "given", "realm", "hybrid")
+    printed(*home.words("compare", tmp_path, "--set", "data.warm_start=false", *rows))
+    report = json.loads((tmp_path / "table1.json").read_text())
+    assert_holds(results.TableJson, report)
+    assert list(report["rows"]) == ["given", "realm", "hybrid"]
+    assert list(report["starts"]) == ["bm25", "encoder", "realm"]
+    assert [one["stage"] for one in load_model(tmp_path / "models" / "realm").stages] == ["mlm", "pretrain"]
+    embedders = [load_model(tmp_path / path).embedder.passage for path in ("models/encoder", "rows/given")]
+    first, second = (one.state_dict() for one in embedders)
+    assert all(first[name].equal(second[name]) for name in first)
+    assert cli.main(home.words("compare", tmp_path, *rows[:1], "realm")) == 2
+    assert "was made with other data (warm_start)" in capsys.readouterr().err
+
+
 def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_for(
     home, tmp_path, monkeypatch
 ) -> None:

@@ -10,7 +10,9 @@ from realm.masking.masked_queries import (
     MaskedQuery,
     MaskingRule,
     SpanIndex,
+    count_targets,
     draw_queries,
+    each_span,
     holds,
     mask_passage,
     repeats_text,
@@ -78,6 +80,25 @@ def test_passage_without_spans_gives_no_query():
     empty = ragged([[]])
     tokens = PassageTokens(ragged([[1]]), ragged([[10, 11, 12]]), ragged([[0]]), empty, empty)
     assert mask_passage(tokens, 0, np.random.default_rng(0), MaskingRule(MASK, 50)) is None
+
+
+@given(st.integers(0, 10_000), st.integers(2, 30))
+def test_targets_of_all_spans_are_counted_without_making_the_queries(seed, max_tokens):
+    rng = np.random.default_rng(seed)
+    bodies, sentences, starts, ends = [], [], [], []
+    for _ in range(5):
+        length = int(rng.integers(0, 60))
+        bodies.append(rng.integers(10, 99, size=length))
+        sentences.append(np.union1d([0], rng.integers(0, length + 1, size=2)) if length else [])
+        own = np.sort(rng.integers(0, max(1, length), size=int(rng.integers(0, 4)) if length else 0))
+        starts.append(own)
+        ends.append(np.minimum(own + rng.integers(1, 20, size=len(own)), length))
+    tokens = PassageTokens(ragged([[1]] * 5), *map(ragged, (bodies, sentences, starts, ends)))
+    made = [
+        sum(len(query.targets) for query in each_span(tokens, passage, MASK, max_tokens))
+        for passage in range(5)
+    ]
+    assert count_targets(tokens, max_tokens).tolist() == made
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["salient", "token", "span"]), st.integers(4, 40))

@@ -1,14 +1,16 @@
 """Vectors: aligned with the passages of today; a version is whole or not there."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from realm.errors import InputError
+from realm.errors import DamagedError, InputError
 from realm.store import vectors as vectors_module
 from realm.store.tables.table import ChangedMeanwhile
 from realm.store.vectors import (
@@ -19,6 +21,7 @@ from realm.store.vectors import (
     folders,
     info_of,
     keep_versions,
+    mapped,
     publish,
     read,
 )
@@ -190,6 +193,21 @@ def test_a_half_written_version_is_never_seen(
         assert read(tmp_path, IDS) is None
     publish(tmp_path, IDS, vectors_of(IDS), INFO)
     assert_aligned(tmp_path, IDS, missing=set())
+
+
+@pytest.mark.parametrize("load", [read, mapped])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_changed_byte_is_refused_before_lance_decodes_it(
+    tmp_path: Path, load: Callable[..., Any], share: float
+) -> None:
+    """Lance aborts the process at some of these bytes, and reads another vector at the others."""
+    publish(tmp_path, IDS, vectors_of(IDS), INFO)
+    (data,) = (tmp_path / "vectors.lance" / "data").iterdir()
+    content = bytearray(data.read_bytes())
+    content[round(share * (len(content) - 1))] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(DamagedError, match="has changed since it was written"):
+        load(tmp_path, IDS)
 
 
 def test_no_passages_have_no_vectors_and_later_ones_miss_theirs(tmp_path: Path) -> None:

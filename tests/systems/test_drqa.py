@@ -19,7 +19,7 @@ from realm.systems.drqa import (
     Reader,
     StackedLstm,
     Vocabulary,
-    best_span,
+    best_spans,
     example_of,
     loss_of,
     occurrences,
@@ -133,6 +133,11 @@ def test_features_say_what_of_the_passage_the_question_has() -> None:
     assert rows.feature_BTF[0, :, 1].tolist() == [1, 1, 1, 0]
     assert rows.feature_BTF[0, :, 2].tolist() == [0.5, 0.25, 0.5, 0.25]
     assert rows.passage_BT[0].tolist() == [2, 3, 2, 1]
+    padded = rows_of(
+        [(question, passage), (question, tokens_of("a b c d e")), (question, [])], Vocabulary([])
+    )
+    assert torch.equal(padded.feature_BTF[0, :4], rows.feature_BTF[0])
+    assert (padded.feature_BTF[0, 4:] == 0).all() and (padded.feature_BTF[2] == 0).all()
 
 
 def test_padding_changes_no_score() -> None:
@@ -191,16 +196,20 @@ def test_states_of_all_layers_are_concatenated() -> None:
 
 def test_the_best_span_is_that_of_a_search_of_all(monkeypatch) -> None:
     monkeypatch.setattr(drqa, "ANSWER_WORDS", 4)
-    generator = torch.Generator().manual_seed(0)
-    for length in (1, 2, 7, 30):
-        start, end = torch.randn(2, length, generator=generator)
-        found = best_span(start, end)
+    lengths = (1, 2, 7, 30)
+    scores = torch.full((2, len(lengths), max(lengths)), -torch.inf)
+    for row, length in enumerate(lengths):
+        scores[:, row, :length] = torch.randn(2, length, generator=torch.Generator().manual_seed(row))
+    found = best_spans(*scores)
+    for row, length in enumerate(lengths):
         every = [
-            (float(start[i] + end[j]), i, j) for i in range(length) for j in range(i, min(length, i + 4))
+            (float(scores[0, row, i] + scores[1, row, j]), i, j)
+            for i in range(length)
+            for j in range(i, min(length, i + 4))
         ]
         score, first, last = max(every)
-        assert found[:2] == (first, last)
-        assert found[2] == pytest.approx(score)
+        assert (int(found[0][row]), int(found[1][row])) == (first, last)
+        assert float(found[2][row]) == pytest.approx(score)
 
 
 # -- training and answering
@@ -256,6 +265,39 @@ def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tm
     assert right >= 10  # of 14, in passages of some 25 words
 
 
+def test_questions_answered_together_have_the_answers_of_plain_loops(tiny_kb, ranking, monkeypatch) -> None:
+    """Every question alone, every passage alone, every span alone."""
+    monkeypatch.setattr(drqa, "ARTICLES", 3)
+    monkeypatch.setattr(drqa, "READ_AT_ONCE", 2)
+    torch.manual_seed(0)
+    vocabulary = Vocabulary.of(tokens_of(passage.text) for passage in tiny_kb)
+    reader = Reader(len(vocabulary), 8, 6, 2).eval()
+    questions = [*(one.question for one in QUESTIONS[:6]), "zzz?", QUESTIONS[0].question]
+    found = DrQa(tiny_kb, ranking, reader, vocabulary, "fp32").answer(questions)
+    for question, one in zip(questions, found, strict=True):
+        numbers = ranking.passages(question, 3)
+        spans = []
+        for number in numbers.tolist():
+            (passage,) = tiny_kb.passages([number])
+            tokens = tokens_of(passage.text)
+            with torch.no_grad():
+                start_BT, end_BT = reader(rows_of([(tokens_of(question), tokens)], vocabulary))
+            spans += [
+                (float(start_BT[0, i] + end_BT[0, j]), number, tokens[i].start, tokens[j].end)
+                for i in range(len(tokens))
+                for j in range(i, min(len(tokens), i + drqa.ANSWER_WORDS))
+            ]
+        assert one.read == len(numbers)
+        assert list(one.number_K) == ranking.passages(question, 100)[:100].tolist()
+        if not spans:
+            assert (one.answer, one.passage, one.score) == ("", -1, 0.0)
+            continue
+        score, number, start, end = max(spans)
+        assert one.score == pytest.approx(score, abs=1e-5)
+        assert (one.passage, one.start, one.end) == (number, start, end)
+        assert one.answer == tiny_kb.passages([number])[0].text[start:end]
+
+
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
     config = Config(steps=10, batch_size=4, warmup=2, dev_every=5, checkpoint_seconds=0.0, **TINY)
     whole = train(ground, tmp_path / "whole", config)
@@ -287,3 +329,15 @@ def test_a_question_of_unknown_words_has_no_answer(tiny_kb, ranking) -> None:
     system = DrQa(tiny_kb, ranking, Reader(len(vocabulary), 8, 6, 1), vocabulary)
     (found,) = system.answer(["zzz?"])
     assert (found.answer, found.passage, found.score) == ("", -1, 0.0)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_reads_in_the_precision_of_its_settings(tiny_kb, ranking, precision) -> None:
+    vocabulary = Vocabulary(["a"])
+    reader = Reader(len(vocabulary), 8, 6, 1)
+    system = DrQa(tiny_kb, ranking, reader, vocabulary, precision)
+    seen = set()
+    reader.passage.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    (found,) = system.answer([QUESTIONS[0].question])
+    assert found.answer
+    assert seen == {precision == "bf16"}

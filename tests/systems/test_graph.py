@@ -215,6 +215,9 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
     assert chosen == found
     words = retrieval._retriever.search(["on which river lies kelso?"], 100, "bm25", None)[1][0]
     others = [number for number in words.tolist() if number >= 0 and number not in found]
+    (score_N,) = retrieval._retriever.load_bm25().scores(["on which river lies kelso?"])
+    plain = [number for number in np.argsort(-score_N, kind="stable") if score_N[number] > 0][:100]
+    assert words[words >= 0].tolist() == plain
     assert ranked == [*found, *others]
 
 
@@ -258,3 +261,17 @@ def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model
     )
     with pytest.raises(InputError, match="no training question has an answer"):
         train(ground, tmp_path / "out", Config(**TINY))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_reads_in_the_precision_of_its_settings(ground, graph, tiny_kb, precision) -> None:
+    start = load_model(ground.encoder)
+    reader, retrieval = GraphReader(start.reader.bert.bert), Retrieval(tiny_kb, graph, 6)
+    system = graph_retriever.GraphRetriever(
+        tiny_kb, graph, retrieval, reader, start.tokenizer, start.lengths, precision
+    )
+    seen = set()
+    reader.ends.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    (found,) = system.answer([QUESTIONS[0].question])
+    assert found.answer
+    assert seen == {precision == "bf16"}

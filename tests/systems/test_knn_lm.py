@@ -1,6 +1,7 @@
 """kNN-LM against plain loops: entries of the datastore, neighbours, interpolation, and REALM's predictions beside it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -28,6 +29,8 @@ from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.schemas import assert_holds
 from tests.store.tiny import holding_out
 
+CONFIG = KnnConfig(device="cpu", precision="fp32")
+
 
 @pytest.fixture(scope="module")
 def queries(tiny_kb):
@@ -46,7 +49,7 @@ def model(tiny_model_folder):
 @pytest.fixture(scope="module")
 def store(tiny_kb, model, tiny_model_folder, tmp_path_factory):
     return open_datastore(
-        model, str(tiny_model_folder), tiny_kb, tmp_path_factory.mktemp("knn") / "store", "fp32"
+        model, str(tiny_model_folder), tiny_kb, tmp_path_factory.mktemp("knn") / "store", CONFIG
     )
 
 
@@ -85,7 +88,7 @@ def test_an_interrupted_datastore_continues_and_ends_the_same(
         return mask_states
 
     def opened():
-        return open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+        return open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
 
     monkeypatch.setattr(knn_lm, "mask_states", until(4))
     with pytest.raises(KeyboardInterrupt):
@@ -96,6 +99,37 @@ def test_an_interrupted_datastore_continues_and_ends_the_same(
     assert 0 < sum(first) < sum(first) + sum(calls) == len(list(spans_of(tiny_kb, model)))
     for found, wanted in zip(again, store, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_entries_are_the_same_in_batches_of_any_size(
+    tiny_kb, model, tiny_model_folder, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "ROWS", 3)
+    monkeypatch.setattr(knn_lm, "PASSAGES", 5)
+    found = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
+    np.testing.assert_array_equal(found.value_N, store.value_N)
+    np.testing.assert_array_equal(found.passage_N, store.passage_N)
+    np.testing.assert_allclose(
+        found.key_NH.astype(np.float32), store.key_NH.astype(np.float32), rtol=2e-3, atol=2e-3
+    )
+
+
+def test_a_smaller_datastore_has_the_entries_of_passages_drawn_at_random(
+    tiny_kb, model, tiny_model_folder, store, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(knn_lm, "PASSAGES", 2)
+    some = replace(CONFIG, passages=7)
+    found = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", some)
+    drawn = np.unique(found.passage_N)
+    assert 0 < len(drawn) <= 7 and drawn.tolist() != list(range(len(drawn)))
+    of_drawn = np.isin(store.passage_N, drawn)
+    np.testing.assert_array_equal(found.passage_N, store.passage_N[of_drawn])
+    np.testing.assert_array_equal(found.value_N, store.value_N[of_drawn])
+    np.testing.assert_allclose(
+        found.key_NH.astype(np.float32), store.key_NH[of_drawn].astype(np.float32), rtol=2e-3, atol=2e-3
+    )
+    whole = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
+    assert len(whole.value_N) == len(store.value_N)  # a datastore of another size is not used again
 
 
 def spans_of(kb, model):
@@ -122,11 +156,11 @@ def test_an_entry_is_the_state_of_a_mask_before_the_output_layer(tiny_kb, model,
 
 
 def test_the_datastore_is_made_once(tiny_kb, model, tiny_model_folder, tmp_path, monkeypatch) -> None:
-    first = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+    first = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
     made_of = json.loads((tmp_path / "store" / "datastore.json").read_text())
     assert made_of.keys() == {"kb", "encoder", "precision", "query"} and made_of["kb"] == tiny_kb.fingerprint
     monkeypatch.setattr(knn_lm, "_write_datastore", lambda *_: pytest.fail("made again"))
-    again = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", "fp32")
+    again = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
     np.testing.assert_array_equal(first.key_NH, again.key_NH)
 
 
@@ -155,6 +189,20 @@ def test_neighbours_are_the_nearest_entries_of_other_texts(
     assert compared > len(query_P) / 2
 
 
+@pytest.mark.parametrize("nearest_first", [True, False])
+def test_chunks_without_a_nearer_entry_change_nothing(nearest_first, tiny_kb, queries, monkeypatch) -> None:
+    monkeypatch.setattr(knn_lm, "ENTRIES", 4)
+    monkeypatch.setattr(knn_lm, "SPARE", 0)
+    monkeypatch.setattr(
+        knn_lm, "_allowed", lambda passage_PK, *_: torch.ones(passage_PK.shape, dtype=torch.bool)
+    )
+    length = np.arange(1, 31, dtype=np.float16)[:: 1 if nearest_first else -1]
+    store = knn_lm.Datastore(length[:, None].repeat(2, 1), np.arange(30), np.zeros(30, dtype=np.int64))
+    found = nearest(store, torch.zeros(1, 2), queries[:1], tiny_kb.tokens, 3)
+    assert found.distance_PK.tolist() == [[2.0, 8.0, 18.0]]
+    assert found.value_PK.tolist() == [[0, 1, 2] if nearest_first else [29, 28, 27]]
+
+
 def test_probability_sums_neighbours_of_a_word_and_mixes_with_the_model() -> None:
     distance_PK = torch.tensor([[1.0, 2.0, 4.0], [0.5, torch.inf, torch.inf], [torch.inf] * 3])
     value_PK = torch.tensor([[3, 1, 3], [2, 0, 0], [0, 0, 0]])
@@ -177,8 +225,7 @@ def test_realm_predicts_the_sum_over_passages(
 ) -> None:
     monkeypatch.setattr(knn_lm, "CANDIDATES", 4)
     index, some = complete_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
-    config = KnnConfig(device="cpu", precision="fp32")
-    found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, config)
+    found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, CONFIG)
     place = 0
     for query in some:
         chosen = choose_candidates(

@@ -15,7 +15,7 @@ from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import body_start
 from realm.systems import path_retriever
-from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
+from realm.systems.path_network import CARRIED, END, PathNetwork, beam_search, path_loss, reading_loss
 from realm.systems.path_retriever import Config, train
 from realm.systems.system import Ground, load_system, predict
 from tests.conftest import RIVERS, TOWNS
@@ -111,6 +111,65 @@ def test_a_wide_beam_finds_what_an_enumeration_of_all_paths_finds(network) -> No
     assert [one.path for one in found] == wanted
     for one in found:
         assert one.logp == pytest.approx(logp_of(network, passage_KH, one.path), rel=1e-4)
+
+
+def plain_beam_search(
+    network, seeds, links, passage_KH, passages, beam
+) -> list[tuple[tuple[int, ...], float]]:
+    """Paths and their log-probabilities; every candidate of every path is encoded and grown on its own."""
+    ended, open_paths = [], [((), 0.0, list(seeds))]
+    for _ in range(passages):
+        grown = []
+        for path, logp, candidates in open_paths:
+            state = state_after(network, [passage_KH[one] for one in path])
+            step = {
+                one: log_sigmoid(float(state @ passage_KH[one].numpy()) + float(network.bias.detach()))
+                for one in candidates
+            }
+            ranked = sorted(candidates, key=lambda one: -step[one])[: CARRIED + 1]
+            for pick in candidates:
+                following = [*links(pick), *[one for one in ranked if one != pick][:CARRIED]]
+                after = (*path, pick)
+                grown.append(
+                    (after, logp + step[pick], [one for one in dict.fromkeys(following) if one not in after])
+                )
+        grown.sort(key=lambda one: -one[1])
+        open_paths = grown[:beam]
+        ended += [(path, logp_of(network, passage_KH, path)) for path, _, _ in open_paths]
+    return sorted(ended, key=lambda one: -one[1])[:beam]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_narrow_beam_is_that_of_a_plain_search_and_encodes_each_passage_once(network, seed) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    passage_KH = torch.randn(12, len(network.end), generator=generator) / 4
+    drawn = torch.randint(12, (12, 3), generator=generator).tolist()
+    encoded: list[int] = []
+
+    def encode(numbers: Sequence[int]) -> Tensor:
+        encoded.extend(numbers)
+        return passage_KH[list(numbers)]
+
+    with torch.no_grad():
+        found = beam_search(network, range(5), drawn.__getitem__, encode, 3, 4)
+    wanted = plain_beam_search(network, range(5), drawn.__getitem__, passage_KH, 3, 4)
+    assert [one.path for one in found] == [path for path, _ in wanted]
+    np.testing.assert_allclose([one.logp for one in found], [logp for _, logp in wanted], rtol=1e-4)
+    assert len(encoded) == len(set(encoded))
+
+
+def test_the_vector_of_a_passage_is_the_same_without_the_states_of_its_words(
+    network, tiny_model_folder
+) -> None:
+    model = load_model(tiny_model_folder)
+    asked = model.tokenizer.encode(["where is it?"] * 3)
+    reading = joint_reading(asked, ["the river", "a", "a b c d"], model.tokenizer, model.lengths)
+    tokens = reading.tokens
+    with torch.no_grad():
+        found_KH = network.encoded(reading)
+        state_BTH = network.encoder(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT)
+    assert not network.training
+    torch.testing.assert_close(found_KH, state_BTH[:, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_a_beam_of_one_grows_the_best_path_alone(network) -> None:
@@ -225,3 +284,16 @@ def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model
     ground = Ground(tiny_kb, str(tiny_model_folder), [question], [])
     with pytest.raises(InputError, match="no training question has an answer"):
         train(ground, tmp_path / "out", Config(**TINY))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_reads_in_the_precision_of_its_settings(tiny_kb, tiny_model_folder, tmp_path, precision) -> None:
+    start = load_model(tiny_model_folder)
+    network = PathNetwork(start.reader.bert.bert)
+    graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
+    system = path_retriever.PathRetriever(tiny_kb, graph, network, start.tokenizer, start.lengths, precision)
+    seen = set()
+    network.ends.register_forward_pre_hook(lambda *_: seen.add(torch.is_autocast_enabled("cpu")))
+    (found,) = system.answer([QUESTIONS[0].question])
+    assert found.answer
+    assert seen == {precision == "bf16"}

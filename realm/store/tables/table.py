@@ -145,6 +145,19 @@ def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
     return [*changed_files(path, small), *changed_files(path, read, must_be_known=True)]
 
 
+def refuse_changed_data(table: lance.LanceDataset, path: Path) -> None:
+    """Compares the data files of a table with their digests. All files are read.
+
+    Call this function before all rows of a table are read, if a change of one byte matters: Lance decodes changed data without
+    an error, or aborts the process.
+
+    Raises:
+        DamagedError: a data file has changed.
+    """
+    data = [file for file, _ in _data_files(path, table.get_fragments())]
+    refuse_damaged(path, changed_files(path, data))
+
+
 def write_rows(
     path: Path, rows: Iterable[pa.RecordBatch], schema: pa.Schema, new: bool = False
 ) -> list[FragmentMetadata]:
