@@ -20,6 +20,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from realm.environment import usable_cores
+
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
@@ -235,10 +237,9 @@ MOST_PROCESSES = 8
 """Default limit of processes: each process needs memory for the model, and a container can report cores that are not usable."""
 
 
-def usable_cores() -> int:
+def default_processes() -> int:
     """Default number of processes: the number of usable cores, up to `MOST_PROCESSES`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MOST_PROCESSES)
+    return min(usable_cores(), MOST_PROCESSES)
 
 
 def _start(

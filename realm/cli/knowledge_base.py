@@ -165,7 +165,7 @@ def _build(args: argparse.Namespace) -> None:
     from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
     from realm.documents.remote import public_address
-    from realm.local_processes import usable_cores
+    from realm.local_processes import default_processes
     from realm.store.ingest import PARSED, check_target, unfinished_folder
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
@@ -185,7 +185,7 @@ def _build(args: argparse.Namespace) -> None:
     engine = engine_of(args)
     check_target(Path(args.out), args.replace)  # before the documents are read for a vocabulary
     kept = unfinished_folder(Path(args.out)) / PARSED
-    processes = args.processes or usable_cores()
+    processes = args.processes or default_processes()
     read = partial(read_documents, args.sources, limit, engine=engine, kept=kept, processes=processes)
     documents = read(reading, headings=config.reads_headings)
     if config.near_duplicates:
@@ -206,13 +206,13 @@ def _build(args: argparse.Namespace) -> None:
 
 def _add(args: argparse.Namespace) -> None:
     from realm.documents.reading import ReadingReport, read_documents
-    from realm.local_processes import usable_cores
+    from realm.local_processes import default_processes
     from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
     from realm.text.salient_spans import load_tagger
 
     config = KnowledgeBase.open(args.kb).config
     engine = engine_of(args)
-    processes = args.processes or usable_cores()
+    processes = args.processes or default_processes()
     tagger = load_tagger(args.tagger or config.later_tagger, processes, engine)
 
     def add(kb: KnowledgeBase) -> tuple[AddResult, ReadingReport | None]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from realm.errors import InputError, first_line
-from realm.local_processes import FRESH, map_in_processes, no_tokenizer_threads, usable_cores
+from realm.local_processes import FRESH, default_processes, map_in_processes, no_tokenizer_threads
 from realm.ray_actors import TAGGING_CORES, EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import KeepingTagger, cache_folder
@@ -68,7 +68,7 @@ def load_tagger(name: str, processes: int = 1, engine: EngineConfig | None = Non
     Raises:
         InputError: there is no such tagger, or the model finds no entities.
     """
-    tagger = _load(name, processes or usable_cores())
+    tagger = _load(name, processes or default_processes())
     used: GroupTagger = (
         _RayTagger(tagger, engine.ray_address) if engine and engine.engine == "ray" else tagger
     )

@@ -191,7 +191,7 @@ def test_a_page_without_end_is_left_out_and_the_next_one_is_read(tmp_path: Path,
 
 def test_long_pages_wait_one_by_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(dumps, "MOST_WAITING", 1000)
-    monkeypatch.setattr(dumps, "usable_cores", lambda: 4)
+    monkeypatch.setattr(dumps, "default_processes", lambda: 4)
     waiting = most = 0
     submit = dumps._Workers.submit
 
@@ -239,7 +239,7 @@ def test_a_page_is_parsed_again_if_something_kills_the_process_that_parses_it(
         )
 
     monkeypatch.setattr(dumps, "_start", dying)
-    monkeypatch.setattr(dumps, "usable_cores", lambda: 1)
+    monkeypatch.setattr(dumps, "default_processes", lambda: 1)
     pages = [page(town, text) for town, text in TOWNS.items()]
     texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))
     assert reasons == left_out
@@ -250,7 +250,7 @@ def test_a_page_is_parsed_again_if_something_kills_the_process_that_parses_it(
 def test_a_page_that_takes_too_long_is_not_parsed_again(tmp_path: Path, monkeypatch) -> None:
     starts, start = [], dumps._start
     monkeypatch.setattr(dumps, "_start", lambda: starts.append(None) or start())
-    monkeypatch.setattr(dumps, "usable_cores", lambda: 1)
+    monkeypatch.setattr(dumps, "default_processes", lambda: 1)
     monkeypatch.setattr(dumps, "MOST_SECONDS", 1)
     pages = [page("Tags", "<b " * 20_000), page("Arden", TOWNS["Arden"])]
     texts, reasons = read(write_dump(tmp_path / "wiki.xml", pages))

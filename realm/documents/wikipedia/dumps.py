@@ -39,7 +39,7 @@ from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_a
 from realm.errors import first_line
 from realm.kept_values import KeptValues
 from realm.keys import KeyTable, key_of
-from realm.local_processes import usable_cores
+from realm.local_processes import default_processes
 from realm.progress import progress
 from realm.text.corpus import Link
 
@@ -69,7 +69,7 @@ def dump(path: Path, limits: Limits, kept: Path | None = None) -> Iterator[Recor
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
     need("mwparserfromhell", path)
-    with KeyTable() as redirects, opened(path) as file, _Workers(usable_cores(), kept) as workers:
+    with KeyTable() as redirects, opened(path) as file, _Workers(default_processes(), kept) as workers:
         # Damage is reported when the dump is read again.
         with opened(path) as first, suppress(Unreadable, OSError, EOFError):
             found = _redirects(path, first)
