@@ -307,16 +307,17 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
 
 def _evaluate_system(args: argparse.Namespace, questions: "Sequence[Question]") -> "Report":
     from realm.qa.kept_answers import kept_answers
+    from realm.qa.pipeline import AnswerConfig
     from realm.qa.predictions import score_predictions, write_predictions
     from realm.qa.scoring.metrics import SCORINGS
     from realm.store.knowledge_base import KnowledgeBase
     from realm.systems.system import load_system, predict, read_system
 
-    kb = KnowledgeBase.open(args.kb)
-    system = load_system(args.model, kb)
+    config, kb = settings(args, AnswerConfig), KnowledgeBase.open(args.kb)
+    system = load_system(args.model, kb, config)
     if args.save_predictions is None:
         return score_predictions(kb, list(predict(system, kb, questions)), questions, SCORINGS[args.scoring])
-    identity = (read_system(args.model), kb.fingerprint, kb.table.version)
+    identity = (read_system(args.model), kb.fingerprint, kb.table.version, config.precision)
     with kept_answers(args.save_predictions, *identity) as kept:
         predictions = list(predict(system, kb, questions, kept))
         write_predictions(Path(args.save_predictions), predictions)

@@ -57,8 +57,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
             metavar="N",
             type=int,
             default=1,
-            help="run up to N commands at the same time, each with its share of the CPU cores and, on a machine with several "
-            "GPUs, with one GPU (default: 1); the output of each command is in DIR/logs",
+            help="run up to N commands at the same time, each with a share of the threads and, on a machine with several GPUs, "
+            "with one GPU (default: 1); the output of each command is in DIR/logs",
         )
         table.add_argument(
             "--diff",

@@ -45,6 +45,7 @@ from realm.store.settings import KnowledgeBaseConfig
 from realm.store.vectors import folder_of
 from realm.systems.system import SYSTEM, is_system
 from realm.train.finetune import FinetuneConfig
+from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig
 
 READING = "reading"
@@ -137,14 +138,20 @@ class Plan:
         """Checks rows, corpora and question files before the first stage, because a later stage would fail only after hours.
 
         Raises:
-            InputError: a row, a corpus, a question file or a setting of `data.reading` cannot be used; or the index of the row
-                `stale` would never be rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
+            InputError: a row, a corpus, a question file or a setting of `data.reading` cannot be used; `data.warm_start` is
+                false, but `mlm` does not keep the embedder of `data.encoder`; or the index of the row `stale` would never be
+                rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
         if self.probed() and not read_config(KnowledgeBaseConfig, self.preset, "kb").held_out:
             raise InputError(
                 "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
                 "in the preset tables"
+            )
+        if not self.data.warm_start and read_config(MlmConfig, self.preset, "mlm").embedder_start != "given":
+            raise InputError(
+                "data.warm_start is false, but mlm.embedder_start is not given, so the embedder of data.encoder would be "
+                'replaced: set mlm.embedder_start to "given", as in the preset wikipedia-minilm'
             )
         text = self.data.text if self.uses_text else ()
         reading = self.data.reading.corpus if self.reads_first else ()

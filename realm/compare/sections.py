@@ -8,8 +8,8 @@ CORPUS = Section(
 QUESTIONS = Section("Questions", "The questions are the same for every row.")
 STARTING = Section(
     "Models before training on questions",
-    "These commands make the encoder, train the embedder with the inverse cloze task, pre-train each variant of REALM, and "
-    "compute the vectors of all passages.",
+    "These commands make the encoder, the embedder (with the inverse cloze task, unless data.warm_start is false) and each "
+    "variant of REALM, and compute the vectors of all passages.",
 )
 READERS = Section(
     "Reading",

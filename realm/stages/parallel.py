@@ -1,7 +1,7 @@
 """Runs stages in several processes at the same time.
 
-Each stage is a process with its share of the CPU cores and, on a machine with several GPUs, with one of the GPUs. The output of
-a stage is appended to a log of this stage. The processes end when the process that started them ends, also by a kill.
+Each stage is a process with its share of torch's threads and, on a machine with several GPUs, with one of the GPUs. The output
+of a stage is appended to a log of this stage. The processes end when the process that started them ends, also by a kill.
 """
 
 import os
@@ -10,9 +10,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,10 +21,15 @@ from realm.errors import RealmError
 from realm.stages.runner import Printer, Record, Stage, command_line, spent_words
 from realm.watchdog import in_words
 
-_PROGRAM = (
-    "import sys; from realm.watchdog import end_with_parent; end_with_parent(); "
-    "from realm.cli import program; sys.exit(program())"
-)
+_PROGRAM = """
+import signal, sys
+from realm.watchdog import end_with_parent
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # a command that is stopped removes its temporary files
+end_with_parent()
+from realm.cli import program
+sys.exit(program())
+"""
+"""Runs the command in the arguments."""
 
 
 class Chain(NamedTuple):
@@ -45,18 +50,18 @@ class Chain(NamedTuple):
 def run_chains(chains: Iterable[Chain], record: Record, logs: Path, jobs: int) -> None:
     """Runs chains, at most `jobs` of them at the same time. The logs of the stages are files in the folder `logs`.
 
-    If a stage fails or the process is interrupted, no further stage is started, and the running stages get SIGTERM: a training
-    stage then saves a checkpoint and ends. (A shell can start processes that ignore SIGINT.)
+    If a stage fails, or this process gets SIGINT, SIGTERM or SIGHUP, no further stage is started, and the running stages get
+    SIGTERM: a training stage then saves a checkpoint and ends. (A shell can start processes that ignore SIGINT.)
 
     Raises:
         RealmError: a stage failed; the message has its last line of output and the path of its log.
-        KeyboardInterrupt: the process was interrupted.
+        KeyboardInterrupt: the process got a signal.
     """
     waiting, finished = list(chains), set[str]()
     assert {name for chain in waiting for name in chain.after} <= {chain.name for chain in waiting}
     running: dict[Future[None], Chain] = {}
     processes = _Processes(record, logs, jobs)
-    with ThreadPoolExecutor(jobs, "stages") as pool:
+    with _signals_interrupt(), ThreadPoolExecutor(jobs, "stages") as pool:
         try:
             while waiting or running:
                 ready = [chain for chain in waiting if finished.issuperset(chain.after)]
@@ -92,7 +97,7 @@ class _Processes:
         try:
             for stage in chain.stages:
                 with self._lock:
-                    skipped = self._interrupted or self.printer.skips(stage)
+                    skipped = self.printer.skips(stage)
                 if not skipped:
                     self._run(stage, environment)
         finally:
@@ -106,9 +111,12 @@ class _Processes:
         with self._lock:
             self._interrupted = True
             running = list(self._running)
-        for process in running:
-            _send(process, signal.SIGTERM)
         try:
+            for process in running:
+                _send(process, signal.SIGTERM)
+            if running:
+                count = f"{len(running)} commands" if len(running) > 1 else "a command"
+                print(f"stopping {count}; press Ctrl-C to kill", file=sys.stderr, flush=True)
             for process in running:
                 process.wait()
         except KeyboardInterrupt:
@@ -119,6 +127,7 @@ class _Processes:
     def _run(self, stage: Stage, environment: dict[str, str]) -> None:
         log = self._logs / f"{stage.name.replace(' ', '-')}.log"
         with self._record.timing(stage), log.open("ab") as output:
+            start = output.tell()
             with self._lock:
                 if self._interrupted:
                     raise KeyboardInterrupt
@@ -139,7 +148,9 @@ class _Processes:
             if process.stdin is not None:
                 process.stdin.close()
             if code:
-                raise RealmError(f"{command_line(stage)}: {_last_line(log) or in_words(code)} (log: {log})")
+                # A command that was killed has printed no reason.
+                why = in_words(code) if code < 0 else _last_line(log, start) or in_words(code)
+                raise RealmError(f"{command_line(stage)}: {why} (log: {log})")
         with self._lock:
             print(f"({spent_words(self._record.spent(stage))}: {stage.name})", flush=True)
 
@@ -147,7 +158,8 @@ class _Processes:
 def environments(jobs: int, devices: Sequence[str], given: Mapping[str, str]) -> list[dict[str, str]]:
     """Environment variables of the processes that run at the same time: `given`, and each process's share of the machine.
 
-    The cores are divided among the processes, unless `given` has a number of threads. With several GPUs, each process has one.
+    Each process has as many threads of torch as its share of the cores, unless `given` has a number of threads. With several
+    GPUs, each process has one.
 
     >>> [one["CUDA_VISIBLE_DEVICES"] for one in environments(3, ["4", "5"], {})]
     ['4', '5', '4']
@@ -176,6 +188,19 @@ def _send(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
         os.killpg(process.pid, number)
 
 
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _last_line(log: Path, start: int) -> str:
+    """The last line of a log that is not empty, from the byte `start` on; "" if there is none."""
+    lines = log.read_bytes()[start:].decode(errors="replace").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "").removeprefix("realm: ")
+
+
+@contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, as SIGINT does, so that running stages are stopped and not killed."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

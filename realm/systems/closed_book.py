@@ -23,7 +23,7 @@ from torch import Tensor
 from realm.errors import InputError, first_line
 from realm.hub import from_hub
 from realm.masking.held_out import held_out
-from realm.model.device import choose_device
+from realm.model.device import DeviceConfig, Precision, autocast, choose_device
 from realm.model.modes import evaluating
 from realm.qa.question_files import Question, compiled
 from realm.search.retriever import Retriever
@@ -367,8 +367,8 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 class ClosedBook:
     """Answers by greedy decoding, without a passage. The score is the mean log-probability of the tokens of the answer."""
 
-    def __init__(self, network: Any, words: Words):
-        self._network, self._words = network, words
+    def __init__(self, network: Any, words: Words, precision: Precision = "fp32"):
+        self._network, self._words, self._precision = network, words, precision
 
     @torch.no_grad()
     def answer(self, questions: Sequence[str]) -> list[Found]:
@@ -377,7 +377,7 @@ class ClosedBook:
         examples = [Example(ids, []) for ids in words.encode(questions)]
         device = next(network.parameters()).device
         batch = padded(examples, words).to(device)
-        with evaluating(network):
+        with evaluating(network), autocast(device, self._precision):
             made = network.generate(
                 input_ids=batch.input_BT, attention_mask=batch.mask_BT, max_new_tokens=ANSWER_TOKENS,
                 num_beams=1, do_sample=False, return_dict_in_generate=True, output_scores=True,
@@ -395,7 +395,7 @@ class ClosedBook:
         return found
 
 
-def load(folder: Path, kb: KnowledgeBase) -> ClosedBook:
+def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> ClosedBook:
     """The trained system. `kb` is not used."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -403,10 +403,10 @@ def load(folder: Path, kb: KnowledgeBase) -> ClosedBook:
     network: Any = T5ForConditionalGeneration(T5Config(**sizes["t5"]))
     network.load_state_dict(read_weights(folder), strict=False)
     network.tie_weights()
-    network.to(choose_device("auto")).eval()
+    network.to(choose_device(config.device)).eval()
     words: Words = (
         PublishedWords(folder / "tokenizer.json")
         if sizes["published"]
         else Wordpieces(Tokenizer.load(folder))
     )
-    return ClosedBook(network, words)
+    return ClosedBook(network, words, config.precision)

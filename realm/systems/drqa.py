@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from realm.errors import InputError
 from realm.files import read_json, write_json
 from realm.keys import Lookup, key_of
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast, choose_device
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
@@ -379,7 +379,7 @@ class DrQa:
         ranking: Ranking,
         reader: Reader,
         vocabulary: Vocabulary,
-        precision: Precision = "auto",
+        precision: Precision = "fp32",
     ):
         self._kb, self._ranking, self._reader, self._vocabulary = kb, ranking, reader, vocabulary
         self._precision = precision
@@ -388,6 +388,8 @@ class DrQa:
     def answer(self, questions: Sequence[str]) -> list[Found]:
         """For each question, the span with the highest score. The retrieved passages are ordered by the rank of their article,
         then by position in the article."""
+        if not questions:
+            return []
         articles = self._ranking.articles
         ranked = [self._ranking.best(question, DEPTH) for question in questions]
         read = [articles.passages(documents[:ARTICLES]) for documents in ranked]
@@ -443,9 +445,9 @@ class DrQa:
         return spans
 
 
-def load(folder: Path, kb: KnowledgeBase) -> DrQa:
+def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> DrQa:
     """The trained system. If the TF-IDF matrix is missing, or if it was made from another knowledge base, it is made again."""
     reader = Reader(*read_system(folder)["sizes"]["reader"])
     reader.load_state_dict(read_weights(folder))
-    reader.to(choose_device("auto")).eval()
-    return DrQa(kb, Ranking.open(kb, folder), reader, Vocabulary.load(folder))
+    reader.to(choose_device(config.device)).eval()
+    return DrQa(kb, Ranking.open(kb, folder), reader, Vocabulary.load(folder), config.precision)

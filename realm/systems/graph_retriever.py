@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from realm.errors import InputError
 from realm.model.bert import Bert
 from realm.model.bert_files import bert_config
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.model.scores import log_softmax_inside
@@ -292,7 +292,7 @@ class GraphRetriever:
         reader: GraphReader,
         tokenizer: Tokenizer,
         lengths: Lengths,
-        precision: Precision = "auto",
+        precision: Precision = "fp32",
     ):
         self._kb, self._graph, self._retrieval, self._reader = kb, graph, retrieval, reader
         self._tokenizer, self._lengths, self._precision = tokenizer, lengths, precision
@@ -344,13 +344,14 @@ class GraphRetriever:
         return best if best.answer else best._replace(score=0.0)
 
 
-def load(folder: Path, kb: KnowledgeBase) -> GraphRetriever:
+def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> GraphRetriever:
     """The trained system. If the graph is missing, or if it was made from another knowledge base, it is made again."""
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
     reader = GraphReader(Bert(bert_config(sizes["encoder"], str(folder))))
     reader.load_state_dict(read_weights(folder))
-    reader.to(choose_device("auto")).eval()
+    reader.to(choose_device(config.device)).eval()
     graph = PassageGraph.open(kb, folder)
     retrieval = Retrieval(kb, graph, sizes["passages"])
-    return GraphRetriever(kb, graph, retrieval, reader, tokenizer, Lengths(**sizes["lengths"]))
+    lengths = Lengths(**sizes["lengths"])
+    return GraphRetriever(kb, graph, retrieval, reader, tokenizer, lengths, config.precision)

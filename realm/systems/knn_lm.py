@@ -199,7 +199,8 @@ def _written(model: Model, tokens: PassageTokens, chosen: np.ndarray, folder: Pa
         return cast(_WrittenJson, read_json(folder / WRITTEN))
     count = int(count_targets(tokens, model.lengths.query - 2)[chosen].sum())
     if not count:
-        raise InputError("no passage has a salient span, so the datastore would be empty: use another tagger")
+        advice = "raise passages" if len(chosen) < len(tokens.body.lengths) else "use another tagger"
+        raise InputError(f"no passage of the datastore has a salient span: {advice}")
     return {"entries": count, "passages_done": 0, "entries_done": 0}
 
 
@@ -245,8 +246,7 @@ def nearest(
         # Later chunks have few entries that are nearer than the `depth` nearest so far, and a small topk is faster.
         most = len(key_NH)
         if distance_PK.shape[1] == depth:
-            row_C, _ = (distance_PN < distance_PK[:, -1:]).nonzero(as_tuple=True)
-            most = int(row_C.bincount(minlength=1).max())
+            most = int((distance_PN < distance_PK[:, -1:]).sum(dim=1).max())
         found = distance_PN.topk(min(depth, most), dim=1, largest=False)
         both_PK = torch.cat([distance_PK, found.values], dim=1)
         distance_PK, order_PK = both_PK.topk(min(depth, both_PK.shape[1]), dim=1, largest=False)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from realm.errors import InputError
 from realm.model.bert import Bert
 from realm.model.bert_files import bert_config
-from realm.model.device import Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast, choose_device
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.progress import progress
@@ -185,7 +185,7 @@ class PathRetriever:
         network: PathNetwork,
         tokenizer: Tokenizer,
         lengths: Lengths,
-        precision: Precision = "auto",
+        precision: Precision = "fp32",
     ):
         self._kb, self._graph, self._network, self._tokenizer = kb, graph, network, tokenizer
         self._lengths, self._precision, self._retriever = lengths, precision, Retriever(kb)
@@ -292,11 +292,12 @@ class PathRetriever:
         return best
 
 
-def load(folder: Path, kb: KnowledgeBase) -> PathRetriever:
+def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> PathRetriever:
     """The trained system. If the graph is missing, or if it was made from another knowledge base, it is made again."""
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
     network = PathNetwork(Bert(bert_config(sizes["encoder"], str(folder))))
     network.load_state_dict(read_weights(folder))
-    network.to(choose_device("auto")).eval()
-    return PathRetriever(kb, PassageGraph.open(kb, folder), network, tokenizer, Lengths(**sizes["lengths"]))
+    network.to(choose_device(config.device)).eval()
+    graph, lengths = PassageGraph.open(kb, folder), Lengths(**sizes["lengths"])
+    return PathRetriever(kb, graph, network, tokenizer, lengths, config.precision)

@@ -4,7 +4,7 @@ The module of a system defines three names (`SystemModule`):
 
     Config                       settings of training, a `RunConfig`
     train(ground, out, config)   trains the system, or resumes an interrupted training -> the folder `out`
-    load(folder, kb)             loads a trained system -> an object that answers questions (`System`)
+    load(folder, kb, config)     loads a trained system -> an object that answers questions (`System`)
 
 The folder of a trained system contains:
 
@@ -31,6 +31,7 @@ from realm.errors import DamagedError, InputError, RealmError
 from realm.files import read_json, write_json
 from realm.keys import hex_id
 from realm.model.bert import Bert
+from realm.model.device import DeviceConfig
 from realm.model.folder import Model, replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
@@ -131,7 +132,7 @@ class SystemModule(Protocol):
 
     def train(self, ground: Ground, out: Path, config: Any) -> Path: ...
 
-    def load(self, folder: Path, kb: KnowledgeBase) -> System: ...
+    def load(self, folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> System: ...
 
 
 class SystemJson(TypedDict):
@@ -257,8 +258,12 @@ def module_of(name: str) -> SystemModule:
         raise InputError(f"{name} needs the package {error.name}: pip install 'realm-lm[compare]'") from error
 
 
-def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
-    """Loads the trained system in a folder, to answer questions from a knowledge base.
+ANSWERING = DeviceConfig(precision="fp32")
+"""The default device and precision of answers, as in `realm.qa.pipeline.AnswerConfig`."""
+
+
+def load_system(folder: str | Path, kb: KnowledgeBase, config: DeviceConfig = ANSWERING) -> System:
+    """Loads the trained system in a folder, to answer questions from a knowledge base on the device of `config`.
 
     Raises:
         InputError: as in `read_system` and `module_of`.
@@ -269,7 +274,7 @@ def load_system(folder: str | Path, kb: KnowledgeBase) -> System:
     try:
         module = module_of(saved["system"])
         without_constants(module.Config, saved["sizes"], folder)
-        return module.load(Path(folder), kb)
+        return module.load(Path(folder), kb, config)
     except RealmError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

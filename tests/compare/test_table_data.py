@@ -45,17 +45,34 @@ def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tm
 def test_an_encoder_that_can_retrieve_is_trained_by_realm_without_the_inverse_cloze_task(
     home, tmp_path, capsys
 ) -> None:
-    rows = ("--rows", "given", "realm", "hybrid")
-    printed(*home.words("compare", tmp_path, "--set", "data.warm_start=false", *rows))
-    report = json.loads((tmp_path / "table1.json").read_text())
+    kb, given = str(tmp_path / "kb"), str(tmp_path / "given")
+    build = ["kb", "build", str(home.folder / "towns.jsonl"), "--tokenizer", str(home.folder / "encoder")]
+    config = ["--config", str(home.folder / "tables.toml")]
+    printed(*build, "--out", kb, *config)
+    printed("mlm", "--kb", kb, "--init", str(home.folder / "encoder"), "--out", given, *config)
+    words = home.words("compare", tmp_path / "t", "--set", "data.warm_start=false")
+    words += ["--set", f"data.encoder={given}", "--rows", "given", "realm", "hybrid"]
+    assert cli.main(words) == 2
+    assert "mlm.embedder_start is not given" in capsys.readouterr().err
+    keeping = tmp_path / "keeping.toml"
+    keeping.write_text(
+        (home.folder / "tables.toml").read_text().replace("[mlm]\n", '[mlm]\nembedder_start = "given"\n')
+    )
+    words[1] = str(keeping)
+    printed(*words)
+    report = json.loads((tmp_path / "t" / "table1.json").read_text())
     assert_holds(results.TableJson, report)
     assert list(report["rows"]) == ["given", "realm", "hybrid"]
     assert list(report["starts"]) == ["bm25", "encoder", "realm"]
-    assert [one["stage"] for one in load_model(tmp_path / "models" / "realm").stages] == ["mlm", "pretrain"]
-    embedders = [load_model(tmp_path / path).embedder.passage for path in ("models/encoder", "rows/given")]
-    first, second = (one.state_dict() for one in embedders)
-    assert all(first[name].equal(second[name]) for name in first)
-    assert cli.main(home.words("compare", tmp_path, *rows[:1], "realm")) == 2
+    stages = load_model(tmp_path / "t" / "models" / "realm").stages
+    assert [one["stage"] for one in stages] == ["mlm", "mlm", "pretrain"]
+    start, row = (
+        load_model(folder).embedder.passage.state_dict() for folder in (given, tmp_path / "t/rows/given")
+    )
+    assert start.keys() == row.keys() and all(start[name].equal(row[name]) for name in start)
+    words[words.index("data.warm_start=false")] = "data.warm_start=true"
+    words[words.index("given", words.index("--rows"))] = "orqa"
+    assert cli.main(words) == 2
     assert "was made with other data (warm_start)" in capsys.readouterr().err
 
 

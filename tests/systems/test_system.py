@@ -12,6 +12,7 @@ from torch import nn
 from realm.cli import main
 from realm.errors import ConflictError, DamagedError, InputError, OtherSettings
 from realm.files import read_json, write_json
+from realm.model.device import DeviceConfig
 from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems import system
@@ -47,7 +48,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         return run.finish()
 
 
-def load(folder: Path, kb: KnowledgeBase) -> FirstWord:
+def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> FirstWord:
     return FirstWord(kb, round(float(read_weights(folder)["weight"])))
 
 
