@@ -463,8 +463,9 @@ class Plan:
 
     @property
     def predicts_spans(self) -> bool:
-        """Whether kNN-LM is compared with REALM. This comparison needs the start "realm"."""
-        return "realm" in self.starts()
+        """Whether kNN-LM is compared with REALM. This comparison needs the start "realm", and is left out if only retrieval is
+        measured."""
+        return "realm" in self.starts() and self.config.answer_seeds > 0
 
     def _build(self, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
         kb_, build, *flags = self._command("kb build", out=kb, tokenizer=tokenizer)
