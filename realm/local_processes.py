@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -21,6 +22,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from realm.environment import usable_cores
+from realm.errors import RealmError
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -56,8 +58,8 @@ def map_in_processes(
     and skips the results that were received. Therefore the function must give the same results for the same item.
 
     Raises:
-        ChildProcessError: all worker processes were killed, or `MOST_KILLS` of them during the same item.
-        Exception: the function raised this exception.
+        RealmError: all worker processes were killed, or `MOST_KILLS` of them during the same item.
+        Exception: `prepare` or the function raised this exception.
     """
     workers = _start(prepare, processes, fresh)
     shared = _Shared([connection for _, connection in workers])
@@ -144,7 +146,7 @@ def _receive(entry: _Entry[Item, Result], shared: _Shared) -> None:
             raise raised.args[0] from None
         finally:
             shared.give_back(connection, is_alive)
-    raise ChildProcessError(f"{MOST_KILLS} processes were killed during the same work: {ADVICE}")
+    raise RealmError(f"{MOST_KILLS} processes were killed during the same work: {ADVICE}")
 
 
 class _Raised(Exception):
@@ -187,7 +189,7 @@ class _Shared:
         """Waits for a process; earlier items are first.
 
         Raises:
-            ChildProcessError: all processes were killed, or the results are no longer needed.
+            RealmError: all processes were killed, or the results are no longer needed.
         """
         with self._changed:
             self._asking.add(entry.number)
@@ -198,7 +200,7 @@ class _Shared:
             self._asking.remove(entry.number)
             self._changed.notify_all()
             if self._closed or not self._alive:
-                raise ChildProcessError(f"all processes were killed: {ADVICE}")
+                raise RealmError(f"all processes were killed: {ADVICE}")
             return self._idle.pop()
 
     def give_back(self, connection: Connection, is_alive: bool) -> None:
@@ -266,7 +268,7 @@ def _work(prepare: Callable[[], Callable[[Any], Iterable[Any]]], connection: Con
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     no_tokenizer_threads()
-    function = prepare()
+    function = _prepared(prepare)
     rest: Iterator[Any] = iter(())
     following: list[Any] = []
     while True:
@@ -279,10 +281,29 @@ def _work(prepare: Callable[[], Callable[[Any], Iterable[Any]]], connection: Con
             found, following = following, list(islice(rest, 1))
             connection.send((found, not following))
         except Exception as error:
-            try:
-                connection.send((error, True))
-            except Exception:  # some exceptions cannot be pickled
-                connection.send((RuntimeError(f"{type(error).__name__}: {error}"), True))
+            connection.send((_sendable(error), True))
+
+
+def _prepared(prepare: Callable[[], Callable[[Any], Iterable[Any]]]) -> Callable[[Any], Iterable[Any]]:
+    """The function that `prepare` returns. If `prepare` fails, the function raises the same exception for every item."""
+    try:
+        return prepare()
+    except Exception as error:
+        failure = error
+
+    def fails(item: Any) -> Iterable[Any]:
+        raise failure
+
+    return fails
+
+
+def _sendable(error: Exception) -> Exception:
+    """The exception, or a RuntimeError with its message if the exception does not survive pickling."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def no_tokenizer_threads() -> None:

@@ -72,3 +72,13 @@ def test_results_before_an_error_are_given() -> None:
     with pytest.raises(OSError, match="the file ends here"):
         next(found)
     assert not multiprocessing.active_children()
+
+
+def unprepared() -> Callable[[int], Iterator[int]]:
+    raise ValueError("no such tokenizer")
+
+
+def test_an_error_of_the_preparation_is_raised() -> None:
+    with pytest.raises(ValueError, match="no such tokenizer"):
+        list(map_in_processes(unprepared, iter(range(3)), 2, False))
+    assert not multiprocessing.active_children()

@@ -86,7 +86,7 @@ def read_in_processes(
     Parsed pages of dumps, and PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
     Raises:
-        ChildProcessError: the processes were killed repeatedly during the same work.
+        RealmError: the processes were killed repeatedly during the same work.
     """
     dumps = _parts_of_dumps(found) if processes > 1 else {}
     if any(dumps.values()):

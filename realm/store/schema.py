@@ -180,13 +180,16 @@ def row_batches(
     }
     of_passages = pa.Table.from_batches(passages, PASSAGE_SCHEMA)
     arrays = [
-        pa.array(columns[field.name], field.type)
-        if field.name in columns
-        else of_passages.column(field.name).combine_chunks()
+        pa.array(columns[field.name], field.type) if field.name in columns else of_passages.column(field.name)
         for field in schema
     ]
-    batches: list[pa.RecordBatch] = pa.table(arrays, schema=schema).to_batches(size)
-    return batches
+    rows = pa.table(arrays, schema=schema)
+    # The rows of a commit are not combined into one batch, because a column of a batch has at most 2 GB of text.
+    return [
+        batch
+        for start in range(0, len(rows), size)
+        for batch in rows.slice(start, size).combine_chunks().to_batches()
+    ]
 
 
 def passage_columns(schema: pa.Schema) -> list[str]:

@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.metadata import version as installed
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -127,8 +127,7 @@ class _LocalTagger(GroupTagger):
     ) -> Generator[Result, None, None]:
         groups = grouped(documents)
         # A process needs more time to start than one group needs to be tagged.
-        first = list(islice(groups, 2 if self._processes > 1 else 0))
-        groups = chain(first, groups)
+        first, groups = _first(groups, 2 if self._processes > 1 else 0)
         if len(first) < 2:
             yield from map(working(lambda: self.find, prepare), groups)
         else:
@@ -213,6 +212,24 @@ class _RayTagger(GroupTagger):
     ) -> Generator[Result, None, None]:
         work = partial(_one_result, partial(_load_find, self.name), prepare)
         yield from map_on_ray(work, grouped(documents), self._address, self._prefer_gpus, TAGGING_CORES)
+
+
+def _first(groups: Iterator[list[Asked]], count: int) -> tuple[list[list[Asked]], Iterator[list[Asked]]]:
+    """The first groups, and an iterator over all groups. The iterator raises an error among the first groups in its place."""
+    first: list[list[Asked]] = []
+    failed: list[Exception] = []
+    try:
+        first.extend(islice(groups, count))
+    except Exception as error:
+        failed.append(error)
+
+    def every() -> Iterator[list[Asked]]:
+        yield from first
+        if failed:
+            raise failed[0]
+        yield from groups
+
+    return first, every()
 
 
 def _load_find(name: str) -> Find:

@@ -73,10 +73,13 @@ class Tokenizer:
     @cached_property
     def separates_at_spaces(self) -> bool:
         """Whether the wordpieces of a text are those of its parts between white space, as with every tokenizer of BERT."""
-        kinds = type(self._tokenizer.normalizer), type(self._tokenizer.pre_tokenizer)
+        normalizer, words = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         added = self._tokenizer.get_added_tokens_decoder().values()
-        return kinds == (normalizers.BertNormalizer, pre_tokenizers.BertPreTokenizer) and all(
-            token.special for token in added
+        return (
+            isinstance(normalizer, normalizers.BertNormalizer)
+            and normalizer.clean_text  # else control characters between two sentences are wordpieces
+            and isinstance(words, pre_tokenizers.BertPreTokenizer)
+            and all(token.special for token in added)
         )
 
     def vocabulary(self) -> list[str]:

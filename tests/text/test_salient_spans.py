@@ -14,7 +14,7 @@ import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.errors import InputError
+from realm.errors import InputError, RealmError
 from realm.local_processes import map_in_processes
 from realm.text import salient_spans, tagger_groups
 from realm.text.corpus import Annotations, PassagesConfig, Span
@@ -287,16 +287,28 @@ def test_an_exception_that_cannot_be_sent_ends_the_work(error) -> None:
     def work(group):
         raise error
 
-    with pytest.raises((TypeError, RuntimeError)):
+    with pytest.raises(RuntimeError, match=type(error).__name__):
         list(map_in_processes(lambda: work, itertools.repeat(["Ada."]), 2, fresh=False))
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_texts_before_an_error_are_tagged_first(tagger, processes: int) -> None:
+    def texts():
+        yield from ["Ada saw 1928."] * 10
+        raise ValueError("the file ends here")
+
+    annotations = tagger({"Ada": "PERSON"}, processes).annotate(texts())
+    assert len(list(itertools.islice(annotations, 10))) == 10
+    with pytest.raises(ValueError, match="the file ends here"):
+        next(annotations)
 
 
 def test_a_text_that_kills_its_processes_does_not_kill_all_of_them() -> None:
     def work(group):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(ChildProcessError, match="3 processes were killed during the same work"):
+    with pytest.raises(RealmError, match="3 processes were killed during the same work"):
         list(map_in_processes(lambda: work, iter([["Ada."]]), 4, fresh=False))
 
 
@@ -305,7 +317,7 @@ def test_it_is_an_error_if_all_processes_are_killed(tagger) -> None:
     next(annotations)
     for process in multiprocessing.active_children():
         process.kill()
-    with pytest.raises(ChildProcessError, match="all processes were killed"):
+    with pytest.raises(RealmError, match="all processes were killed"):
         list(annotations)
 
 

@@ -26,12 +26,14 @@ def other_tokenizers() -> list[Tokenizer]:
     """Tokenizers with which a word can go on after white space."""
     words = [*SPECIAL, "a", "b", "##a", "##b", " ", "##."]
     vocabulary: Any = models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")
-    found = [FastTokenizer(vocabulary) for _ in range(3)]
+    found = [FastTokenizer(vocabulary) for _ in range(4)]
     found[0].normalizer = normalizers.BertNormalizer()
     found[1].pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     found[2].normalizer = normalizers.BertNormalizer()
     found[2].pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     found[2].add_tokens([AddedToken("a. a", normalized=False)])
+    found[3].normalizer = normalizers.BertNormalizer(clean_text=False)
+    found[3].pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return [Tokenizer(one) for one in found]
 
 
