@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from realm.documents.child_process import ReaderProcess, record_of_json
-from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.formats.records import SURROGATE, Limits, Record, Unreadable
 from realm.kept_values import KeptValues
 
 LIBRARIES = {".pdf": "pypdfium2", ".docx": "mammoth"}
@@ -34,7 +34,7 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
             yield from self._child.read(path, limits)
             return
         value = self._kept.find(key)
-        if value is not None and (known := _records(value, path)) is not None:
+        if value is not None and (known := _records(value, path, limits)) is not None:
             yield from known
             return
         found = []
@@ -77,16 +77,38 @@ def _reader(library: str) -> str | None:
     return f"{installed} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
 
 
-def _records(value: bytes, path: Path) -> list[Record] | None:
+def _records(value: bytes, path: Path, limits: Limits) -> list[Record] | None:
     """The records of a kept value for a file that may now have another path; None if the value is damaged."""
     try:
-        before, found = json.loads(zlib.decompress(value))
-        records = [record_of_json(*one) for one in found]
-    except (zlib.error, ValueError, TypeError):
+        expanding = zlib.decompressobj()
+        text = expanding.decompress(value, limits.file_bytes)
+        if not expanding.eof:
+            return None
+        before, found = json.loads(text)
+        return [_moved(record_of_json(*one), before, path) for one in found] or None
+    except (zlib.error, ValueError, TypeError, RecursionError):
         return None
 
-    def moved(record: Record) -> Record:
-        own = path.as_posix() if record.id == Path(before).as_posix() else record.id
-        return record._replace(where=record.where.replace(before, str(path)), id=own)
 
-    return [moved(record) for record in records]
+def _moved(record: Record, before: str, path: Path) -> Record:
+    """The record of a file that had the path `before`, checked as a value from outside.
+
+    Raises:
+        ValueError: no reader makes such a record of the file.
+        TypeError: a value is not of the type of its field.
+    """
+    parts = (*(record.links or ()), *record.sections)
+    optional = [one for one in (record.id, record.assumed) if one is not None]
+    texts = (before, record.where, record.title, record.text, *optional, *(title for _, title in parts))
+    good = (
+        not SURROGATE.search("".join(texts))
+        and bool(record.text)
+        and isinstance(record.fields, dict)
+        and all(type(start) is int and 0 <= start <= len(record.text) for start, _ in parts)
+        and Path(before).name == path.name  # the key depends on the name
+        and record.where.startswith(before)
+    )
+    if not good:
+        raise ValueError(record)
+    own = path.as_posix() if record.id == Path(before).as_posix() else record.id
+    return record._replace(where=f"{path}{record.where.removeprefix(before)}", id=own)

@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -95,14 +96,60 @@ def test_a_changed_file_is_read_again_and_a_moved_file_has_its_new_path(
     assert "June" in str(found) and str(corpus) not in str(found)
 
 
-def test_a_damaged_database_costs_only_time(corpus: Path, tmp_path: Path, asked: list[str]) -> None:
+def cut(value: bytes) -> bytes:
+    return value[:9]
+
+
+def too_long(value: bytes) -> bytes:
+    """The same JSON with more white space than the limit of a file."""
+    return zlib.compress(zlib.decompress(value) + b" " * Limits().file_bytes)
+
+
+FOREIGN = [
+    "[" * 100_000,
+    '[1, [["w", "t", "x"]]]',
+    '["a", [[1, "t", "x"]]]',
+    '["a", [["w", "t", 5]]]',
+    '["", [["w", "t", "x"]]]',
+    '["PATH", []]',
+    '["PATH", [["PATH", "t", ""]]]',
+    '["PATH", [["PATH", "t", "x", 1]]]',
+    '["PATH", [["PATH", "t", "x", 0]]]',
+    '["PATH", [["PATH", "t", "x", null, 1]]]',
+    '["PATH", [["PATH", "t", "x", null, null, [[0, 1]]]]]',
+    '["PATH", [["PATH", "t", "x", null, null, null, 7]]]',
+    '["PATH", [["PATH", "t", "x", null, null, null, {}, [["0", "t"]]]]]',
+    '["PATH", [["PATH", "t", "x", null, null, null, {}, [[9, "t"]]]]]',
+    '["PATH", [["PATH", "t", "\\ud800"]]]',
+]
+"""JSON that `KeepingReader` does not write; PATH is the path of the file."""
+
+
+@pytest.mark.parametrize("damage", [cut, too_long])
+def test_a_damaged_database_costs_only_time(damage, corpus: Path, tmp_path: Path, asked: list[str]) -> None:
     kept = tmp_path / "parsed.sqlite"
     expected = documents(corpus, kept)
     asked.clear()
     with sqlite3.connect(kept) as database:
-        database.execute("UPDATE files SET value = substr(value, 1, 9)")
+        database.create_function("damage", 1, damage)
+        database.execute("UPDATE files SET value = damage(value)")
     assert documents(corpus, kept) == expected
     assert len(asked) == 5
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+def test_a_foreign_value_costs_only_time(value: str, tmp_path: Path, asked: list[str]) -> None:
+    path, kept = letter(tmp_path / "a.docx", "Ann came in May 1990."), tmp_path / "parsed.sqlite"
+    with KeepingReader(kept) as reader:
+        expected = list(reader.read(path, Limits()))
+        assert list(reader.read(path, Limits())) == expected and asked == ["a.docx"]
+    with sqlite3.connect(kept) as database:
+        foreign = zlib.compress(value.replace("PATH", str(path)).encode())
+        database.execute("UPDATE files SET value = ?", [foreign])
+    with KeepingReader(kept) as reader:
+        assert list(reader.read(path, Limits())) == expected
+        assert list(reader.read(path, Limits())) == expected
+    assert asked == ["a.docx"] * 2  # the foreign value is replaced
 
 
 def test_a_file_that_is_not_there_is_reported_by_its_reader(tmp_path: Path) -> None:
