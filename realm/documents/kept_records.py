@@ -1,6 +1,6 @@
 """Keeps the documents of PDF and Word files until the end of a build, because reading such a file takes longer than tagging it.
 
-A key is a hash of the file, its name, the limits and the code of the readers. Files with problems are not kept.
+A key is a hash of the file, its name, the limits, the libraries and the code of the readers. Files with problems are not kept.
 """
 
 import hashlib
@@ -16,8 +16,10 @@ from realm.documents.child_process import ReaderProcess, record_of_json
 from realm.documents.formats.records import SURROGATE, Limits, Record, Unreadable
 from realm.kept_values import KeptValues
 
-LIBRARIES = {".pdf": "pypdfium2", ".docx": "mammoth"}
-"""Extensions of the files whose documents are kept -> the library that reads them."""
+LIBRARIES = {".pdf": ("pypdfium2",), ".docx": ("mammoth", "lxml")}
+"""Extensions of the files whose documents are kept -> the libraries that read them."""
+CODE = ("documents/formats/*.py", "documents/child_process.py", "text/corpus.py", "text/fields.py")
+"""The code on which the documents of a file depend."""
 
 
 class KeepingReader(AbstractContextManager["KeepingReader"]):
@@ -53,8 +55,8 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
 
 def _key(path: Path, limits: Limits) -> bytes | None:
     """Hash of all on which the documents of a file depend; None if the documents of such files are not kept."""
-    library = LIBRARIES.get(path.suffix.lower())
-    reader = library and _reader(library)
+    libraries = LIBRARIES.get(path.suffix.lower())
+    reader = libraries and _reader(libraries)
     if not reader:
         return None
     try:
@@ -67,13 +69,13 @@ def _key(path: Path, limits: Limits) -> bytes | None:
 
 
 @cache
-def _reader(library: str) -> str | None:
-    """The version of a library, and a digest of the code of all readers; None if the library is not installed."""
+def _reader(libraries: tuple[str, ...]) -> str | None:
+    """The versions of the libraries, and a digest of the code of all readers; None if a library is not installed."""
     try:
-        installed = version(library)
+        installed = " ".join(map(version, libraries))
     except PackageNotFoundError:
         return None
-    files = sorted(Path(__file__).with_name("formats").glob("*.py"))
+    files = [file for pattern in CODE for file in sorted(Path(__file__).parents[1].glob(pattern))]
     return f"{installed} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
 
 

@@ -1,10 +1,13 @@
 """PDF and Word files that a build has read are not read again after a kill."""
 
+import importlib
 import json
 import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import lance
 import pytest
 
 from realm.cli import main
+from realm.documents import kept_records
 from realm.documents.child_process import ReaderProcess
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.kept_records import KeepingReader
@@ -94,6 +98,58 @@ def test_a_changed_file_is_read_again_and_a_moved_file_has_its_new_path(
     assert asked == ["damaged.pdf", "letter.docx", "other.pdf", "secret.pdf"]
     assert found == documents(moved, None)
     assert "June" in str(found) and str(corpus) not in str(found)
+
+
+@pytest.fixture
+def changed() -> Iterator[None]:
+    """Forgets the versions and the code of the readers before and after a test that changes them."""
+    kept_records._reader.cache_clear()
+    yield
+    kept_records._reader.cache_clear()
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_file_is_read_again_if_code_of_its_reader_has_changed(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = ["documents.child_process", "documents.formats.pdf", "documents.formats.word"]
+    code = f"import sys, realm.{', realm.'.join(readers)}\nfor name in sys.modules: print(name)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    # no text depends on messages, progress and limits of memory
+    others = {"realm", "realm.text", "realm.errors", "realm.progress", "realm.documents.child_limits"}
+    names = {one for one in loaded.split() if one.partition(".")[0] == "realm"} - others - {"realm.documents"}
+    assert len(names) > 8
+    path, code_of = letter(tmp_path / "a.docx", "Ann came in May 1990."), Path.read_bytes
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        list(reader.read(path, Limits()))
+        assert list(reader.read(path, Limits())) and len(asked) == 1
+        for number, name in enumerate(sorted(names), start=2):
+            file = str(importlib.import_module(name).__file__)
+            monkeypatch.setattr(
+                Path, "read_bytes", lambda own, file=file: code_of(own) + b"#" * (str(own) == file)
+            )
+            kept_records._reader.cache_clear()
+            list(reader.read(path, Limits()))
+            assert len(asked) == number, name
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_file_is_read_again_if_a_library_of_its_reader_has_another_version(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter(tmp_path / "a.docx", "Ann came in May 1990.")
+    pdf(tmp_path / "b.pdf", ["# Manual", *paragraphs(2)])
+    libraries = {"mammoth": ["a.docx"], "lxml": ["a.docx"], "pypdfium2": ["b.pdf"]}
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        for library in ("none", *libraries):
+            monkeypatch.setattr(
+                kept_records, "version", lambda one, library=library: "2" if one == library else "1"
+            )
+            kept_records._reader.cache_clear()
+            asked.clear()
+            for path in sorted(tmp_path.glob("[ab].*")):
+                list(reader.read(path, Limits()))
+            assert asked == libraries.get(library, ["a.docx", "b.pdf"])
 
 
 def cut(value: bytes) -> bytes:
