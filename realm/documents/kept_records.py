@@ -1,6 +1,7 @@
 """Keeps the documents of PDF and Word files until the end of a build, because reading such a file takes longer than tagging it.
 
-A key is a hash of the file, its name, the limits, the libraries and the code of the readers. Files with problems are not kept.
+A key is a hash of the file, its name, the limits, the libraries and the code of the readers. Files with problems,
+and files that change while they are read, are not kept.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from realm.documents.child_process import ReaderProcess, record_of_json
 from realm.documents.formats.records import SURROGATE, Limits, Record, Unreadable
+from realm.documents.sources import state_of
 from realm.kept_values import KeptValues
 
 LIBRARIES = {".pdf": ("pypdfium2",), ".docx": ("mammoth", "lxml")}
@@ -31,6 +33,7 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
 
     def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         """The records of a file, as from `ReaderProcess.read`."""
+        before = state_of(path)
         key = None if self._kept is None else _key(path, limits)
         if self._kept is None or key is None:
             yield from self._child.read(path, limits)
@@ -43,7 +46,8 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
         for one in self._child.read(path, limits):
             found.append(one)
             yield one
-        if not any(isinstance(one, Unreadable) for one in found):
+        # a file that was replaced after its hash was taken has other documents
+        if before == state_of(path) and not any(isinstance(one, Unreadable) for one in found):
             self._kept.keep(key, zlib.compress(json.dumps([str(path), found]).encode(), level=1))
             self._kept.write()  # a file can take minutes, so a kill should not lose many
 

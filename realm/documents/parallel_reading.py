@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.kept_records import KeepingReader
-from realm.documents.sources import RemoteFile, SourceFile, keeping
+from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.keys import KeyTable, key_of
@@ -36,13 +36,6 @@ Map = Callable[[Callable[[], Callable[[Any], Iterable[Any]]], Iterator[Any]], Ge
 """`map_in_processes` or `map_on_ray`: the results of the function that the first argument returns, for all items, in order."""
 
 
-class State(NamedTuple):
-    """Size and modification time of a file. A worker compares them with those on the machine of the command."""
-
-    size: int
-    time: int
-
-
 class SplitDump(NamedTuple):
     """A dump that is read in parts. A dump that is listed twice has two numbers."""
 
@@ -52,7 +45,8 @@ class SplitDump(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Files, each with its state, or with None if the process of the command reads the file."""
+    """Files, each with its state, or with None if the process of the command reads the file. A worker compares the state with
+    that on its own machine."""
 
     files: list[tuple[SourceFile | RemoteFile, State | None]]
     dump: SplitDump | None = None
@@ -148,15 +142,6 @@ def _parts_of(path: Path) -> list[DumpPart]:
     with suppress(OSError):
         return parts_of(path)
     return []
-
-
-def state_of(path: Path) -> State | None:
-    """None if the file cannot be found."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return State(found.st_size, found.st_mtime_ns)
 
 
 def _blocks(

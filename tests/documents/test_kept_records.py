@@ -152,6 +152,27 @@ def test_a_file_is_read_again_if_a_library_of_its_reader_has_another_version(
             assert asked == libraries.get(library, ["a.docx", "b.pdf"])
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = (letter(tmp_path / one, f"Ann came in {one}.") for one in ("a.docx", "b.docx"))
+    read = ReaderProcess.read
+
+    def replaced(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+        path.rename(tmp_path / "former")
+        other.rename(path)
+        return read(self, path, limits)
+
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        with monkeypatch.context() as patch:
+            patch.setattr(ReaderProcess, "read", replaced)
+            (found,) = reader.read(path, Limits())
+        assert "in b.docx" in str(found)
+        (tmp_path / "former").rename(path)
+        (found,) = reader.read(path, Limits())
+        assert "in a.docx" in str(found)
+
+
 def cut(value: bytes) -> bytes:
     return value[:9]
 
