@@ -28,9 +28,9 @@ from realm.cli import main
 from realm.documents import parallel_reading
 from realm.documents.file_records import records_of_file
 from realm.documents.formats.records import Limits, Record, Unreadable
-from realm.documents.parallel_reading import Block, Left, State, prepare_reading, state_of
+from realm.documents.parallel_reading import Block, Left, prepare_reading
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.sources import files_of
+from realm.documents.sources import State, files_of, state_of
 from realm.documents.wikipedia import multistream
 from realm.errors import InputError, RealmError
 from realm.index.embedding import IndexConfig

@@ -1,6 +1,7 @@
 """Keeps the documents of PDF and Word files until the end of a build, because reading such a file takes longer than tagging it.
 
-A key is a hash of the file, its name, the limits and the code of the readers. Files with problems are not kept.
+A key is a hash of the file, its name, the limits, the libraries and the code of the readers. Files with problems,
+and files that change while they are read, are not kept.
 """
 
 import hashlib
@@ -13,11 +14,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from realm.documents.child_process import ReaderProcess, record_of_json
-from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.formats.records import SURROGATE, Limits, Record, Unreadable
+from realm.documents.sources import state_of
 from realm.kept_values import KeptValues
 
-LIBRARIES = {".pdf": "pypdfium2", ".docx": "mammoth"}
-"""Extensions of the files whose documents are kept -> the library that reads them."""
+LIBRARIES = {".pdf": ("pypdfium2",), ".docx": ("mammoth", "lxml")}
+"""Extensions of the files whose documents are kept -> the libraries that read them."""
+CODE = ("documents/formats/*.py", "documents/child_process.py", "text/corpus.py", "text/fields.py")
+"""The code on which the documents of a file depend."""
 
 
 class KeepingReader(AbstractContextManager["KeepingReader"]):
@@ -29,19 +33,21 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
 
     def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         """The records of a file, as from `ReaderProcess.read`."""
+        before = state_of(path)
         key = None if self._kept is None else _key(path, limits)
         if self._kept is None or key is None:
             yield from self._child.read(path, limits)
             return
         value = self._kept.find(key)
-        if value is not None and (known := _records(value, path)) is not None:
+        if value is not None and (known := _records(value, path, limits)) is not None:
             yield from known
             return
         found = []
         for one in self._child.read(path, limits):
             found.append(one)
             yield one
-        if not any(isinstance(one, Unreadable) for one in found):
+        # a file that was replaced after its hash was taken has other documents
+        if before == state_of(path) and not any(isinstance(one, Unreadable) for one in found):
             self._kept.keep(key, zlib.compress(json.dumps([str(path), found]).encode(), level=1))
             self._kept.write()  # a file can take minutes, so a kill should not lose many
 
@@ -53,8 +59,8 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
 
 def _key(path: Path, limits: Limits) -> bytes | None:
     """Hash of all on which the documents of a file depend; None if the documents of such files are not kept."""
-    library = LIBRARIES.get(path.suffix.lower())
-    reader = library and _reader(library)
+    libraries = LIBRARIES.get(path.suffix.lower())
+    reader = libraries and _reader(libraries)
     if not reader:
         return None
     try:
@@ -67,26 +73,48 @@ def _key(path: Path, limits: Limits) -> bytes | None:
 
 
 @cache
-def _reader(library: str) -> str | None:
-    """The version of a library, and a digest of the code of all readers; None if the library is not installed."""
+def _reader(libraries: tuple[str, ...]) -> str | None:
+    """The versions of the libraries, and a digest of the code of all readers; None if a library is not installed."""
     try:
-        installed = version(library)
+        installed = " ".join(map(version, libraries))
     except PackageNotFoundError:
         return None
-    files = sorted(Path(__file__).with_name("formats").glob("*.py"))
+    files = [file for pattern in CODE for file in sorted(Path(__file__).parents[1].glob(pattern))]
     return f"{installed} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
 
 
-def _records(value: bytes, path: Path) -> list[Record] | None:
+def _records(value: bytes, path: Path, limits: Limits) -> list[Record] | None:
     """The records of a kept value for a file that may now have another path; None if the value is damaged."""
     try:
-        before, found = json.loads(zlib.decompress(value))
-        records = [record_of_json(*one) for one in found]
-    except (zlib.error, ValueError, TypeError):
+        expanding = zlib.decompressobj()
+        text = expanding.decompress(value, limits.file_bytes)
+        if not expanding.eof:
+            return None
+        before, found = json.loads(text)
+        return [_moved(record_of_json(*one), before, path) for one in found] or None
+    except (zlib.error, ValueError, TypeError, RecursionError):
         return None
 
-    def moved(record: Record) -> Record:
-        own = path.as_posix() if record.id == Path(before).as_posix() else record.id
-        return record._replace(where=record.where.replace(before, str(path)), id=own)
 
-    return [moved(record) for record in records]
+def _moved(record: Record, before: str, path: Path) -> Record:
+    """The record of a file that had the path `before`, checked as a value from outside.
+
+    Raises:
+        ValueError: no reader makes such a record of the file.
+        TypeError: a value is not of the type of its field.
+    """
+    parts = (*(record.links or ()), *record.sections)
+    optional = [one for one in (record.id, record.assumed) if one is not None]
+    texts = (before, record.where, record.title, record.text, *optional, *(title for _, title in parts))
+    good = (
+        not SURROGATE.search("".join(texts))
+        and bool(record.text)
+        and isinstance(record.fields, dict)
+        and all(type(start) is int and 0 <= start <= len(record.text) for start, _ in parts)
+        and Path(before).name == path.name  # the key depends on the name
+        and record.where.startswith(before)
+    )
+    if not good:
+        raise ValueError(record)
+    own = path.as_posix() if record.id == Path(before).as_posix() else record.id
+    return record._replace(where=f"{path}{record.where.removeprefix(before)}", id=own)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.kept_records import KeepingReader
-from realm.documents.sources import RemoteFile, SourceFile, keeping
+from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.keys import KeyTable, key_of
@@ -36,18 +36,20 @@ Map = Callable[[Callable[[], Callable[[Any], Iterable[Any]]], Iterator[Any]], Ge
 """`map_in_processes` or `map_on_ray`: the results of the function that the first argument returns, for all items, in order."""
 
 
-class State(NamedTuple):
-    """Size and modification time of a file. A worker compares them with those on the machine of the command."""
+class SplitDump(NamedTuple):
+    """A dump that is read in parts. A dump that is listed twice has two numbers."""
 
-    size: int
-    time: int
+    number: int
+    """The number of files that are listed before the dump."""
+    path: Path
 
 
 class Block(NamedTuple):
-    """Files, each with its state, or with None if the process of the command reads the file."""
+    """Files, each with its state, or with None if the process of the command reads the file. A worker compares the state with
+    that on its own machine."""
 
     files: list[tuple[SourceFile | RemoteFile, State | None]]
-    dump: Path | None = None
+    dump: SplitDump | None = None
     """The dump, if the block is a part of a dump."""
 
 
@@ -61,7 +63,7 @@ class Found(NamedTuple):
     """Some of the records of a block, in order."""
 
     records: list[Record | Unreadable | Left]
-    dump: Path | None
+    dump: SplitDump | None
 
 
 def read_on_ray(
@@ -108,22 +110,22 @@ def _read(
         child = opened.enter_context(KeepingReader(kept))
         redirects = {path: opened.enter_context(KeyTable()) for path, parts in dumps.items() if parts}
         _read_redirects([part for parts in dumps.values() for part in parts], redirects, mapped)
-        damaged: set[Path | None] = set()
+        damaged: SplitDump | None = None
         results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks)
-        for records, path in opened.enter_context(closing(results)):
+        for records, split in opened.enter_context(closing(results)):
             for left in records:
                 ones: Iterable[Record | Unreadable] = [left]
                 if isinstance(left, Left):
                     ones = records_of_file(keeping(left.file, kept), limits, child)
                 for one in ones:
-                    if path in damaged:  # what follows the damage of a dump is not read
-                        break
-                    if path is None:
+                    if split is None:
                         yield one
-                    else:
-                        yield resolved(one, redirects[path])
-                        if isinstance(one, Unreadable) and one.where == str(path):
-                            damaged.add(path)
+                        continue
+                    if split == damaged:  # what follows the damage of a dump is not read
+                        break
+                    yield resolved(one, redirects[split.path])
+                    if isinstance(one, Unreadable) and one.where == str(split.path):
+                        damaged = split
 
 
 def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
@@ -142,15 +144,6 @@ def _parts_of(path: Path) -> list[DumpPart]:
     return []
 
 
-def state_of(path: Path) -> State | None:
-    """None if the file cannot be found."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return State(found.st_size, found.st_mtime_ns)
-
-
 def _blocks(
     found: Sequence[SourceFile | RemoteFile],
     dumps: Mapping[Path, Sequence[DumpPart]],
@@ -160,7 +153,7 @@ def _blocks(
     """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`."""
     files: list[tuple[SourceFile | RemoteFile, State | None]] = []
     size = 0
-    for file in found:
+    for number, file in enumerate(found):
         path = _path_of_dump(file)
         parts = dumps[path] if path else ()
         if (parts and files) or size >= BLOCK_BYTES or len(files) >= BLOCK_FILES:
@@ -168,7 +161,7 @@ def _blocks(
             files, size = [], 0
         for part in parts:
             source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
-            yield Block([(source, state_of(part.path))], part.path)
+            yield Block([(source, state_of(part.path))], SplitDump(number, part.path))
         if not parts:
             state = None if isinstance(file, Unreadable | RemoteFile) or path else state_of_file(file[1])
             files.append((file, state))

@@ -41,6 +41,22 @@ class RemoteFile(NamedTuple):
     address: str
 
 
+class State(NamedTuple):
+    """Size and modification time of a file. If they are equal, the file is taken for unchanged."""
+
+    size: int
+    time: int
+
+
+def state_of(path: Path) -> State | None:
+    """None if the file cannot be found."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return State(found.st_size, found.st_mtime_ns)
+
+
 def keeping(file: SourceFile | RemoteFile, kept: Path | None) -> SourceFile | RemoteFile:
     """A dump whose parsed pages are kept in the database `kept`; any other file is unchanged."""
     if kept is None or isinstance(file, Unreadable):

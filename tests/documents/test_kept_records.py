@@ -1,11 +1,15 @@
 """PDF and Word files that a build has read are not read again after a kill."""
 
+import importlib
 import json
 import multiprocessing
 import os
 import signal
 import sqlite3
+import subprocess
+import sys
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -15,6 +19,7 @@ import lance
 import pytest
 
 from realm.cli import main
+from realm.documents import kept_records
 from realm.documents.child_process import ReaderProcess
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.kept_records import KeepingReader
@@ -95,14 +100,133 @@ def test_a_changed_file_is_read_again_and_a_moved_file_has_its_new_path(
     assert "June" in str(found) and str(corpus) not in str(found)
 
 
-def test_a_damaged_database_costs_only_time(corpus: Path, tmp_path: Path, asked: list[str]) -> None:
+@pytest.fixture
+def changed() -> Iterator[None]:
+    """Forgets the versions and the code of the readers before and after a test that changes them."""
+    kept_records._reader.cache_clear()
+    yield
+    kept_records._reader.cache_clear()
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_file_is_read_again_if_code_of_its_reader_has_changed(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readers = ["documents.child_process", "documents.formats.pdf", "documents.formats.word"]
+    code = f"import sys, realm.{', realm.'.join(readers)}\nfor name in sys.modules: print(name)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    # no text depends on messages, progress and limits of memory
+    others = {"realm", "realm.text", "realm.errors", "realm.progress", "realm.documents.child_limits"}
+    names = {one for one in loaded.split() if one.partition(".")[0] == "realm"} - others - {"realm.documents"}
+    assert len(names) > 8
+    path, code_of = letter(tmp_path / "a.docx", "Ann came in May 1990."), Path.read_bytes
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        list(reader.read(path, Limits()))
+        assert list(reader.read(path, Limits())) and len(asked) == 1
+        for number, name in enumerate(sorted(names), start=2):
+            file = str(importlib.import_module(name).__file__)
+            monkeypatch.setattr(
+                Path, "read_bytes", lambda own, file=file: code_of(own) + b"#" * (str(own) == file)
+            )
+            kept_records._reader.cache_clear()
+            list(reader.read(path, Limits()))
+            assert len(asked) == number, name
+
+
+@pytest.mark.usefixtures("changed")
+def test_a_file_is_read_again_if_a_library_of_its_reader_has_another_version(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letter(tmp_path / "a.docx", "Ann came in May 1990.")
+    pdf(tmp_path / "b.pdf", ["# Manual", *paragraphs(2)])
+    libraries = {"mammoth": ["a.docx"], "lxml": ["a.docx"], "pypdfium2": ["b.pdf"]}
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        for library in ("none", *libraries):
+            monkeypatch.setattr(
+                kept_records, "version", lambda one, library=library: "2" if one == library else "1"
+            )
+            kept_records._reader.cache_clear()
+            asked.clear()
+            for path in sorted(tmp_path.glob("[ab].*")):
+                list(reader.read(path, Limits()))
+            assert asked == libraries.get(library, ["a.docx", "b.pdf"])
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = (letter(tmp_path / one, f"Ann came in {one}.") for one in ("a.docx", "b.docx"))
+    read = ReaderProcess.read
+
+    def replaced(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+        path.rename(tmp_path / "former")
+        other.rename(path)
+        return read(self, path, limits)
+
+    with KeepingReader(tmp_path / "parsed.sqlite") as reader:
+        with monkeypatch.context() as patch:
+            patch.setattr(ReaderProcess, "read", replaced)
+            (found,) = reader.read(path, Limits())
+        assert "in b.docx" in str(found)
+        (tmp_path / "former").rename(path)
+        (found,) = reader.read(path, Limits())
+        assert "in a.docx" in str(found)
+
+
+def cut(value: bytes) -> bytes:
+    return value[:9]
+
+
+def too_long(value: bytes) -> bytes:
+    """The same JSON with more white space than the limit of a file."""
+    return zlib.compress(zlib.decompress(value) + b" " * Limits().file_bytes)
+
+
+FOREIGN = [
+    "[" * 100_000,
+    '[1, [["w", "t", "x"]]]',
+    '["a", [[1, "t", "x"]]]',
+    '["a", [["w", "t", 5]]]',
+    '["", [["w", "t", "x"]]]',
+    '["PATH", []]',
+    '["PATH", [["PATH", "t", ""]]]',
+    '["PATH", [["PATH", "t", "x", 1]]]',
+    '["PATH", [["PATH", "t", "x", 0]]]',
+    '["PATH", [["PATH", "t", "x", null, 1]]]',
+    '["PATH", [["PATH", "t", "x", null, null, [[0, 1]]]]]',
+    '["PATH", [["PATH", "t", "x", null, null, null, 7]]]',
+    '["PATH", [["PATH", "t", "x", null, null, null, {}, [["0", "t"]]]]]',
+    '["PATH", [["PATH", "t", "x", null, null, null, {}, [[9, "t"]]]]]',
+    '["PATH", [["PATH", "t", "\\ud800"]]]',
+]
+"""JSON that `KeepingReader` does not write; PATH is the path of the file."""
+
+
+@pytest.mark.parametrize("damage", [cut, too_long])
+def test_a_damaged_database_costs_only_time(damage, corpus: Path, tmp_path: Path, asked: list[str]) -> None:
     kept = tmp_path / "parsed.sqlite"
     expected = documents(corpus, kept)
     asked.clear()
     with sqlite3.connect(kept) as database:
-        database.execute("UPDATE files SET value = substr(value, 1, 9)")
+        database.create_function("damage", 1, damage)
+        database.execute("UPDATE files SET value = damage(value)")
     assert documents(corpus, kept) == expected
     assert len(asked) == 5
+
+
+@pytest.mark.parametrize("value", FOREIGN)
+def test_a_foreign_value_costs_only_time(value: str, tmp_path: Path, asked: list[str]) -> None:
+    path, kept = letter(tmp_path / "a.docx", "Ann came in May 1990."), tmp_path / "parsed.sqlite"
+    with KeepingReader(kept) as reader:
+        expected = list(reader.read(path, Limits()))
+        assert list(reader.read(path, Limits())) == expected and asked == ["a.docx"]
+    with sqlite3.connect(kept) as database:
+        foreign = zlib.compress(value.replace("PATH", str(path)).encode())
+        database.execute("UPDATE files SET value = ?", [foreign])
+    with KeepingReader(kept) as reader:
+        assert list(reader.read(path, Limits())) == expected
+        assert list(reader.read(path, Limits())) == expected
+    assert asked == ["a.docx"] * 2  # the foreign value is replaced
 
 
 def test_a_file_that_is_not_there_is_reported_by_its_reader(tmp_path: Path) -> None:
