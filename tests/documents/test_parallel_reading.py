@@ -2,18 +2,19 @@
 
 import multiprocessing
 import os
-import signal
 import sqlite3
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import lance
 import pytest
 
 from realm.cli import main
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.wikipedia import multistream
+from realm.documents.wikipedia import dumps, multistream
 from realm.text.corpus import Document
 from tests.documents.test_wikipedia import pages_with_redirects
 from tests.documents.writers import write_dump, write_multistream
@@ -121,13 +122,15 @@ def test_a_killed_build_parses_only_pages_that_are_not_kept(
     # the limits of the parts are set in the process that is forked
     killed = multiprocessing.get_context("fork").Process(target=leading, args=(command,))
     killed.start()
-    kept, end = tmp_path / "kb.building" / "parsed.sqlite", time.monotonic() + 60
-    while number_of(kept) < 100:
-        assert killed.is_alive() and time.monotonic() < end
-        time.sleep(0.005)
+    kept, end = tmp_path / "kb.building" / "parsed.sqlite", time.monotonic() + 300
+    try:
+        while number_of(kept) < 100:
+            assert killed.is_alive() and time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        killed.kill()
+        killed.join()
     assert killed.pid is not None
-    os.kill(killed.pid, signal.SIGKILL)
-    killed.join()
     while processes_of(killed.pid):
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -140,7 +143,16 @@ def test_a_killed_build_parses_only_pages_that_are_not_kept(
 
 
 def leading(command: list[str]) -> None:
+    """A build whose processes wait for ever before a page in the middle of the dump is parsed."""
     os.setpgrp()
+    submit = dumps._Workers.submit
+
+    def held(self: dumps._Workers, where: str, page: dumps.Page, dropped: list[str]) -> Callable[[], Any]:
+        while page.title == "Page 601":
+            time.sleep(60)
+        return submit(self, where, page, dropped)
+
+    dumps._Workers.submit = held  # type: ignore[method-assign]
     main(command)
 
 
