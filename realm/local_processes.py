@@ -76,9 +76,8 @@ def map_in_processes(
         try:
             yield from items
         except Exception as error:
-            broken.append(
-                error
-            )  # the work on the items before the error is done first, as in a single process
+            # The work on the items before the error is done first, as in a single process.
+            broken.append(error)
 
     pending: deque[_Entry[Item, Result]] = deque()
     # A thread waits for each process, because a `ProcessPoolExecutor` whose processes were killed can wait forever (CPython

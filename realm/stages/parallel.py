@@ -116,7 +116,7 @@ class _Processes:
                 _send(process, signal.SIGTERM)
             if running:
                 count = f"{len(running)} commands" if len(running) > 1 else "a command"
-                print(f"stopping {count}; press Ctrl-C to kill", file=sys.stderr, flush=True)
+                print(f"stopping {count}; press Ctrl-C again to kill", file=sys.stderr, flush=True)
             for process in running:
                 process.wait()
         except KeyboardInterrupt:
