@@ -3,6 +3,8 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+# Commands that `make tables` runs at the same time, each with its share of the cores. Small networks use one core well, and two badly.
+JOBS ?= 2
 INSTALLED := .venv/installed
 INSTALLED_DEV := .venv/installed-dev
 
@@ -37,8 +39,8 @@ demo-full: install
 
 tables: install
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[compare]'
-	$(BIN)/realm compare tables --dir tables
-	$(BIN)/realm ablate tables --dir tables
+	$(BIN)/realm compare tables --dir tables --jobs $(JOBS)
+	$(BIN)/realm ablate tables --dir tables --jobs $(JOBS)
 
 test: install-dev
 	$(BIN)/ruff check
