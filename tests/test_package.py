@@ -1,7 +1,9 @@
 """The package as it is imported: at once, with its names when they are used, and typed."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,11 @@ def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
 
 def test_type_checkers_are_told_that_the_package_is_typed() -> None:
     assert (Path(realm.__file__).parent / "py.typed").is_file()
+
+
+def test_the_versions_of_every_extra_are_checked_together() -> None:
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    workflow = (root / ".github" / "workflows" / "test.yml").read_text()
+    (named,) = re.findall(r"--dry-run -c constraints\.txt\s+'\.\[(.*)\]'", workflow)
+    assert set(named.split(",")) == set(extras)

@@ -102,7 +102,7 @@ WRITE = {
 """What each command that writes says at its end."""
 BY = {"baseline": "drqa"}
 """Who says it, where not the command."""
-ON_THEIR_OWN = {"demo", "kb upload", "mcp", "serve", "share", "watch"}
+ON_THEIR_OWN = {"demo", "kb upload", "mcp", "pull", "push", "serve", "share", "watch"}
 ON_A_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C is a signal

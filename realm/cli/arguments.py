@@ -28,6 +28,8 @@ class Parser(argparse.ArgumentParser):
         self._required: list[str] = []
         """Flags of folders without which the command cannot run."""
         self._in: argparse.Action | None = None
+        self._only_folders = ["out"]
+        """Arguments whose value cannot be an address on object storage."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
@@ -47,9 +49,22 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parses the arguments; with --in, sets the flags for the folders of the workspace."""
         found, rest = super().parse_known_args(args, namespace)
+        self._refuse_addresses(found)
         if self._in is not None:
             self._take_workspace(found)
         return found, rest
+
+    def _refuse_addresses(self, found: argparse.Namespace) -> None:
+        for name in ("workspace", *self._parts, *self._only_folders):
+            value = getattr(found, name, None)
+            if isinstance(value, str) and value.startswith(("s3://", "gs://")):
+                flag = "--in" if name == "workspace" else f"--{name}"
+                way = (
+                    f"write to a folder, and copy the folder with `realm push FOLDER {value}`"
+                    if name == "out"
+                    else f"copy it to a folder with `realm pull {value} FOLDER`"
+                )
+                raise InputError(f"{flag} {value} must be a folder on this machine: {way}")
 
     def _take_workspace(self, found: argparse.Namespace) -> None:
         given = [flag for flag in self._parts if getattr(found, flag) is not None]
@@ -130,8 +145,11 @@ class Parser(argparse.ArgumentParser):
         """Adds --init, the model or encoder that a stage starts from."""
         self.add_part("init", "model", required, metavar, help)
 
-    def add_out(self, what: str) -> None:
-        """Adds --out, the file or folder that a command writes; `what` is the help text."""
+    def add_out(self, what: str, addresses: bool = False) -> None:
+        """Adds --out, the file or folder that a command writes; `what` is the help text. `addresses`: whether --out can be an
+        address on object storage."""
+        if addresses:
+            self._only_folders = []
         self.add_argument("--out", metavar="OUT", required=True, help=what)
 
     def add_sources(self, addresses: bool = True) -> None:

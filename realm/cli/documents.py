@@ -88,7 +88,9 @@ def add_documents(verbs: "Commands[Parser]") -> None:
     )
     export.add_where("write only documents", "")
     export.add_kb()
-    export.add_out("file, .parquet or JSON Lines, or its address in an object store (s3:// gs://)")
+    export.add_out(
+        "file, .parquet or JSON Lines, or its address on object storage (s3:// gs://)", addresses=True
+    )
 
 
 class ShownPassageJson(TypedDict):

@@ -1,6 +1,7 @@
-"""`realm share`: uploads a model or a workspace to the Hugging Face hub."""
+"""`realm share` uploads a model or a workspace to the Hugging Face hub; `realm push` and `realm pull` use object storage."""
 
 import argparse
+from pathlib import Path
 
 from realm.cli.arguments import Commands, Parser, add_command, report
 from realm.cli.converting import add_card, numbers_of
@@ -8,7 +9,7 @@ from realm.errors import InputError
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
-    """Declares the command."""
+    """Declares the commands."""
     share = add_command(
         commands,
         _share,
@@ -30,6 +31,26 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "let everybody read a repository that this command creates (default: the repository is private); also needed to "
         "upload to a repository that everybody can read",
     )
+    push = add_command(
+        commands,
+        _push,
+        "copy a knowledge base, a model or a workspace to object storage",
+        "realm push kb s3://bucket/kb",
+        reports=True,
+    )
+    push.add_argument("folder", metavar="FOLDER", help="knowledge base, model or workspace")
+    push.add_argument("address", metavar="ADDRESS", help="address that only this copy uses (s3:// or gs://)")
+    pull = add_command(
+        commands,
+        _pull,
+        "copy from object storage what `realm push` copied to it; the same command later fetches a new version",
+        "realm pull s3://bucket/kb kb",
+        reports=True,
+    )
+    pull.add_argument("address", metavar="ADDRESS", help="address of the copy (s3:// or gs://)")
+    pull.add_argument(
+        "folder", metavar="FOLDER", help="folder to make, or folder that this command made earlier"
+    )
 
 
 def _share(args: argparse.Namespace) -> None:
@@ -47,3 +68,15 @@ def _share(args: argparse.Namespace) -> None:
 
     kb = args.kb if args.documents else None
     report(args, share(args.model, kb, args.name, args.licence, args.data, numbers, args.public))
+
+
+def _push(args: argparse.Namespace) -> None:
+    from realm.interop.object_storage import push
+
+    report(args, push(Path(args.folder), args.address))
+
+
+def _pull(args: argparse.Namespace) -> None:
+    from realm.interop.object_storage import pull
+
+    report(args, pull(args.address, Path(args.folder)))

@@ -1,5 +1,7 @@
 """Files that are not on a file system of this machine: `https://`, `s3://`, `gs://`, `hf://`. The library is fsspec.
 
+`addresses_of` and `copied` read a corpus, `uploaded` writes a file, and `RemoteFolder` reads and writes a folder.
+
 To be read, a file is copied to a temporary folder, and the readers of the formats read the copy with the same limits as any
 other file. Only bytes are read: no code of a data set is run. If a file cannot be copied, the command ends with an error,
 because a corpus must not depend on a failure of the network.
@@ -9,7 +11,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -121,11 +123,7 @@ def uploaded(address: str) -> Iterator[Path]:
     Raises:
         InputError: the address is not of an object store, or the file cannot be written there.
     """
-    scheme, _, inside = address.partition("://")
-    if scheme not in STORES or "/" not in inside or inside.endswith("/"):
-        known = " or ".join(f"{one}://" for one in STORES)
-        shown = without_passwords(public_address(address))
-        raise InputError(f"{shown} cannot be written: give the address of a file at {known}")
+    _check_store(address, "file")
     with _reaching(address, "written"):
         system, inside = _opened_system(address)
     with tempfile.TemporaryDirectory(prefix="realm-") as folder:
@@ -133,6 +131,87 @@ def uploaded(address: str) -> Iterator[Path]:
         yield path
         with _reaching(address, "written"):
             _attempts(partial(system.put_file, str(path), inside))
+
+
+class RemoteFolder:
+    """A folder of an object store: the files whose addresses begin with the address of the folder and a slash.
+
+    All methods raise InputError if the store cannot be reached, or refuses.
+    """
+
+    def __init__(self, address: str):
+        """Raises InputError if the address is not that of a folder in a bucket."""
+        self.address = address.rstrip("/")
+        _check_store(self.address, "folder")
+        with _reaching(address):
+            self._system, self._path = _opened_system(self.address)
+
+    def sizes(self) -> dict[str, int]:
+        """Name of each file, relative to the folder -> size in bytes. An empty dict if the folder does not exist."""
+        with _reaching(self.address, "written"):  # only a push needs the names
+            self._system.invalidate_cache()
+            found = self._system.find(self._path, detail=True)
+        inside = {name.removeprefix(f"{self._path}/"): int(one["size"]) for name, one in found.items()}
+        return {name: size for name, size in inside.items() if name and not name.endswith("/")}
+
+    def read(self, name: str, most: int) -> bytes | None:
+        """The content of a file; None if the file does not exist.
+
+        Raises:
+            InputError: the file has more than `most` bytes.
+        """
+        with _reaching(self.address):
+            self._system.invalidate_cache()
+            try:
+                size = self._system.size(f"{self._path}/{name}")
+                if size > most:
+                    raise InputError(f"{self.address}/{name} has {size:,} bytes, more than {most:,}")
+                return bytes(self._system.cat_file(f"{self._path}/{name}"))
+            except FileNotFoundError:
+                return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file in one step: other processes read the old or the new content."""
+        with _reaching(self.address, "written"):
+            _attempts(partial(self._system.pipe_file, f"{self._path}/{name}", content))
+
+    def put(self, file: Path, name: str, report: Callable[[int], object]) -> None:
+        """Copies a local file to the folder. `report` is called with the bytes that were copied since the last call."""
+        with _reaching(self.address, "written"):
+            from fsspec.callbacks import Callback
+
+            class Reporting(Callback):
+                def relative_update(self, inc: int = 1) -> None:
+                    report(inc)
+
+            put = partial(self._system.put_file, str(file), f"{self._path}/{name}", callback=Reporting())
+            _attempts(put)
+
+    def get(self, name: str, file: Path, report: Callable[[int], object]) -> None:
+        """Copies a file of the folder to a local file. `report` as in `put`.
+
+        Raises:
+            InputError: the file does not exist, or is too large for the disk.
+            WriteFailed: the local file cannot be written.
+        """
+        address = f"{self.address}/{name}"
+        with _reaching(address):
+            _attempts(partial(_copy, address, file, report))
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files."""
+        with _reaching(self.address, "written"):
+            for name in names:
+                self._system.rm_file(f"{self._path}/{name}")
+
+
+def _check_store(address: str, what: str) -> None:
+    """Raises InputError if the address is not that of a file or folder in a bucket."""
+    scheme, _, inside = address.partition("://")
+    if scheme not in STORES or "/" not in inside or inside.endswith("/"):
+        known = " or ".join(f"{one}://" for one in STORES)
+        shown = without_passwords(public_address(address))
+        raise InputError(f"{shown} cannot be written: give the address of a {what} at {known}")
 
 
 def _attempts(copy: Callable[[], None]) -> None:
@@ -147,7 +226,7 @@ def _attempts(copy: Callable[[], None]) -> None:
             time.sleep(wait)
 
 
-def _copy(address: str, path: Path) -> None:
+def _copy(address: str, path: Path, report: Callable[[int], object] = lambda _: None) -> None:
     system, inside = _opened_system(address)
     most = int(MOST_OF_DISK * shutil.disk_usage(path.parent).free)
 
@@ -169,6 +248,7 @@ def _copy(address: str, path: Path) -> None:
                 with writing(path):
                     file.write(data)
                     file.flush()
+                report(len(data))
 
 
 def _opened_system(address: str) -> tuple[Any, str]:

@@ -63,11 +63,11 @@ def share(
         aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="realm-share-")))
         if kb is None:
             write_hub(model_path(model), aside, name, licence, data, numbers)
-            files = _files_in(aside)
+            files = files_in(aside)
         else:
             stack.enter_context(one_writer(Path(kb)))  # so that all files belong to one version
             (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")
-            files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_of_kb(Path(kb))
+            files = files_in(aside) | files_in(model_path(model), "model/") | files_of_kb(Path(kb), "kb/")
         try:
             api = HfApi()
             try:
@@ -115,10 +115,11 @@ def _check_existing(name: str, private: bool, files: Sequence[str], public: bool
         )
 
 
-def _files_of_kb(folder: Path) -> dict[str, Path]:
+def files_of_kb(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """The files of a knowledge base that commands do not make again from the other files: path after `prefix` -> file."""
     return {
         place: file
-        for place, file in _files_in(folder, "kb/").items()
+        for place, file in files_in(folder, prefix).items()
         if not _is_made_again(file.relative_to(folder))
     }
 
@@ -138,8 +139,8 @@ def _is_made_again(file: Path) -> bool:
     return False
 
 
-def _files_in(folder: Path, prefix: str = "") -> dict[str, Path]:
-    """The files of a folder: path in the repository -> file."""
+def files_in(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """The files of a folder, without locks: path after `prefix` -> file."""
     return {
         f"{prefix}{file.relative_to(folder).as_posix()}": file
         for file in sorted(folder.rglob("*"))
