@@ -161,6 +161,7 @@ def made_lines(by: MadeBy) -> list[str]:
     return [
         f"realm {by['realm']}{commit}",
         f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
+        f"commands that could run at the same time: {by['jobs']}",
         f"{by['passages']:,} passages, fingerprint {by['corpus']}",
         *sets,
         f"training and dev questions left out because they are also in a test: {by['dropped']:,}",

@@ -125,6 +125,8 @@ class MadeBy(TypedDict):
     commit: str | None
     """Commit of the checkout of realm, with "-dirty" if files differ from the commit; None for an installed package."""
     preset: str | None
+    jobs: int
+    """Number of commands that could run at the same time, on which the times depend."""
     seeds: list[int]
     answer_seeds: int
     settings: dict[str, Any]

@@ -71,7 +71,7 @@ def run(
         run_all(plan.reading())
         run_all(plan.training())
         run_all(plan.measuring())
-    report = results.read(plan, _made_by(plan, split, reading))
+    report = results.read(plan, _made_by(plan, split, reading, jobs))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
     (folder / f"{name}.md").write_text(layout.markdown(report), encoding="utf-8")
@@ -247,7 +247,7 @@ def _test_questions(plan: Plan) -> list[Question]:
     return [question for file in plan.data.tests.values() for question in read_questions(file)]
 
 
-def _made_by(plan: Plan, split: Split, reading: Split | None) -> results.MadeBy:
+def _made_by(plan: Plan, split: Split, reading: Split | None, jobs: int) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
     if reading is not None:
         files[READING] = plan.questions(f"{READING}-train")
@@ -257,6 +257,7 @@ def _made_by(plan: Plan, split: Split, reading: Split | None) -> results.MadeBy:
         "realm": __version__,
         "commit": _commit(Path(__file__)),
         "preset": plan.preset,
+        "jobs": jobs,
         "seeds": list(plan.config.seeds),
         "answer_seeds": plan.config.answer_seeds,
         "settings": json.loads(json.dumps(asdict(plan.config) | {"data": asdict(plan.data)})),

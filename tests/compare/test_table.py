@@ -374,6 +374,7 @@ def test_commands_that_run_at_the_same_time_make_the_same_table(home, tmp_path) 
         printed(*home.words("compare", folder, *rows, "--jobs", jobs))
         report = json.loads((folder / "table1.json").read_text())
         assert_holds(results.TableJson, report)
+        assert report["made_by"].pop("jobs") == int(jobs)
         for row in report["rows"].values():
             del row["seconds"]
             for test in row["tests"].values():
