@@ -28,8 +28,8 @@ class Parser(argparse.ArgumentParser):
         self._required: list[str] = []
         """Flags of folders without which the command cannot run."""
         self._in: argparse.Action | None = None
-        self._only_folders = ["out"]
-        """Arguments whose value cannot be an address on object storage."""
+        self._out_is_local = False
+        """Whether --out cannot be an address on object storage."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
@@ -55,16 +55,16 @@ class Parser(argparse.ArgumentParser):
         return found, rest
 
     def _refuse_addresses(self, found: argparse.Namespace) -> None:
-        for name in ("workspace", *self._parts, *self._only_folders):
+        ways = dict.fromkeys(
+            ("workspace", *self._parts), "copy it to a folder with `realm pull ADDRESS FOLDER`"
+        )
+        if self._out_is_local:
+            ways["out"] = "`realm push FOLDER ADDRESS` copies a folder there"
+        for name, way in ways.items():
             value = getattr(found, name, None)
             if isinstance(value, str) and value.startswith(("s3://", "gs://")):
                 flag = "--in" if name == "workspace" else f"--{name}"
-                way = (
-                    f"write to a folder, and copy the folder with `realm push FOLDER {value}`"
-                    if name == "out"
-                    else f"copy it to a folder with `realm pull {value} FOLDER`"
-                )
-                raise InputError(f"{flag} {value} must be a folder on this machine: {way}")
+                raise InputError(f"{flag} {value} must be on this machine: {way}")
 
     def _take_workspace(self, found: argparse.Namespace) -> None:
         given = [flag for flag in self._parts if getattr(found, flag) is not None]
@@ -148,8 +148,7 @@ class Parser(argparse.ArgumentParser):
     def add_out(self, what: str, addresses: bool = False) -> None:
         """Adds --out, the file or folder that a command writes; `what` is the help text. `addresses`: whether --out can be an
         address on object storage."""
-        if addresses:
-            self._only_folders = []
+        self._out_is_local = not addresses
         self.add_argument("--out", metavar="OUT", required=True, help=what)
 
     def add_sources(self, addresses: bool = True) -> None:

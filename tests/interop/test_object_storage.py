@@ -321,15 +321,20 @@ def test_a_rebuilt_knowledge_base_replaces_the_copy(
 
 
 def test_other_commands_say_how_to_use_an_address(tmp_path: Path, capsys) -> None:
+    pull_it = "copy it to a folder with `realm pull ADDRESS FOLDER`"
     for words, problem in (
         (
             ["answer", "who?", "--kb", "s3://b/kb", "--model", "m"],
-            "--kb s3://b/kb must be a folder on this machine: copy it to a folder with `realm pull s3://b/kb FOLDER`",
+            f"--kb s3://b/kb must be on this machine: {pull_it}",
         ),
-        (["answer", "who?", "--in", "gs://b/w"], "--in gs://b/w must be a folder on this machine: copy it"),
+        (["answer", "who?", "--in", "gs://b/w"], f"--in gs://b/w must be on this machine: {pull_it}"),
         (
             ["kb", "build", "docs", "--out", "s3://b/kb"],
-            "--out s3://b/kb must be a folder on this machine: write to a folder, and copy the folder with `realm push FOLDER s3://b/kb`",
+            "--out s3://b/kb must be on this machine: `realm push FOLDER ADDRESS` copies a folder there",
+        ),
+        (
+            ["kb", "export", "--kb", str(tmp_path / "gone"), "--out", "s3://b/a.jsonl"],
+            "gone is no knowledge base",
         ),
     ):
         assert main(words) == 2
