@@ -12,14 +12,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from realm.errors import InputError, RealmError, first_line, shortened, without_passwords, writing
 
+T = TypeVar("T")
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 STORES = ("s3", "gs")
 """Schemes of the addresses to which files are written."""
@@ -112,7 +113,7 @@ def copied(address: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="realm-") as folder:
         path = Path(folder, name_of(address))
         with _reaching(address):
-            _attempts(partial(_copy, address, path))
+            _attempts(partial(_copy, address, path, "set TMPDIR to a folder with more room"))
         yield path
 
 
@@ -123,7 +124,10 @@ def uploaded(address: str) -> Iterator[Path]:
     Raises:
         InputError: the address is not of an object store, or the file cannot be written there.
     """
-    _check_store(address, "file")
+    if not _is_in_bucket(address):
+        known = " or ".join(f"{one}://" for one in STORES)
+        shown = without_passwords(public_address(address))
+        raise InputError(f"{shown} cannot be written: give the address of a file at {known}")
     with _reaching(address, "written"):
         system, inside = _opened_system(address)
     with tempfile.TemporaryDirectory(prefix="realm-") as folder:
@@ -142,15 +146,24 @@ class RemoteFolder:
     def __init__(self, address: str):
         """Raises InputError if the address is not that of a folder in a bucket."""
         self.address = address.rstrip("/")
-        _check_store(self.address, "folder")
+        if not _is_in_bucket(self.address):
+            raise InputError(
+                f"{without_passwords(public_address(address))} is not a folder on object storage: give an address such as "
+                f"{STORES[0]}://bucket/name"
+            )
         with _reaching(address):
             self._system, self._path = _opened_system(self.address)
 
     def sizes(self) -> dict[str, int]:
         """Name of each file, relative to the folder -> size in bytes. An empty dict if the folder does not exist."""
-        with _reaching(self.address, "written"):  # only a push needs the names
+
+        def find() -> dict[str, dict[str, Any]]:
             self._system.invalidate_cache()
-            found = self._system.find(self._path, detail=True)
+            found: dict[str, dict[str, Any]] = self._system.find(self._path, detail=True)
+            return found
+
+        with _reaching(self.address, "written"):  # only what writes needs the names
+            found = _attempts(find)
         inside = {name.removeprefix(f"{self._path}/"): int(one["size"]) for name, one in found.items()}
         return {name: size for name, size in inside.items() if name and not name.endswith("/")}
 
@@ -160,13 +173,17 @@ class RemoteFolder:
         Raises:
             InputError: the file has more than `most` bytes.
         """
-        with _reaching(self.address):
+
+        def content() -> bytes:
             self._system.invalidate_cache()
+            size = self._system.size(f"{self._path}/{name}")
+            if size > most:
+                raise InputError(f"{self.address}/{name} has {size:,} bytes, more than {most:,}")
+            return bytes(self._system.cat_file(f"{self._path}/{name}"))
+
+        with _reaching(self.address):
             try:
-                size = self._system.size(f"{self._path}/{name}")
-                if size > most:
-                    raise InputError(f"{self.address}/{name} has {size:,} bytes, more than {most:,}")
-                return bytes(self._system.cat_file(f"{self._path}/{name}"))
+                return _attempts(content)
             except FileNotFoundError:
                 return None
 
@@ -184,8 +201,8 @@ class RemoteFolder:
                 def relative_update(self, inc: int = 1) -> None:
                     report(inc)
 
-            put = partial(self._system.put_file, str(file), f"{self._path}/{name}", callback=Reporting())
-            _attempts(put)
+            path = f"{self._path}/{name}"
+            _attempts(lambda: self._system.put_file(str(file), path, callback=Reporting()))
 
     def get(self, name: str, file: Path, report: Callable[[int], object]) -> None:
         """Copies a file of the folder to a local file. `report` as in `put`.
@@ -196,45 +213,45 @@ class RemoteFolder:
         """
         address = f"{self.address}/{name}"
         with _reaching(address):
-            _attempts(partial(_copy, address, file, report))
+            _attempts(partial(_copy, address, file, "remove files", report))
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files."""
+        """Removes files, if they exist."""
         with _reaching(self.address, "written"):
             for name in names:
-                self._system.rm_file(f"{self._path}/{name}")
+                with suppress(FileNotFoundError):
+                    _attempts(partial(self._system.rm_file, f"{self._path}/{name}"))
 
 
-def _check_store(address: str, what: str) -> None:
-    """Raises InputError if the address is not that of a file or folder in a bucket."""
+def _is_in_bucket(address: str) -> bool:
+    """Whether an address is that of a file or folder in a bucket of an object store."""
     scheme, _, inside = address.partition("://")
-    if scheme not in STORES or "/" not in inside or inside.endswith("/"):
-        known = " or ".join(f"{one}://" for one in STORES)
-        shown = without_passwords(public_address(address))
-        raise InputError(f"{shown} cannot be written: give the address of a {what} at {known}")
+    return scheme in STORES and "/" in inside and not inside.endswith("/")
 
 
-def _attempts(copy: Callable[[], None]) -> None:
-    for wait in (*WAITS, None):
+def _attempts(copy: Callable[[], T]) -> T:
+    for wait in WAITS:
         try:
             return copy()
         except (ImportError, RealmError):
             raise
         except Exception as error:  # the libraries raise errors of many classes
-            if wait is None or _is_final(error):
+            if _is_final(error):
                 raise
-            time.sleep(wait)
+        time.sleep(wait)
+    return copy()
 
 
-def _copy(address: str, path: Path, report: Callable[[int], object] = lambda _: None) -> None:
+def _copy(address: str, path: Path, way_out: str, report: Callable[[int], object] = lambda _: None) -> None:
+    """Copies a file. `way_out` ends the message that the disk is too small."""
     system, inside = _opened_system(address)
     most = int(MOST_OF_DISK * shutil.disk_usage(path.parent).free)
 
     def check(size: int) -> None:
         if size > most:
             raise InputError(
-                f"{public_address(address)} has over {most:,} bytes, too many for the free space in {path.parent.parent}: set "
-                "TMPDIR to a folder with more room"
+                f"{public_address(address)} has over {most:,} bytes, too many for the free space in {path.parent.parent}: "
+                f"{way_out}"
             )
 
     with system.open(inside, "rb") as remote:

@@ -7,41 +7,46 @@ A push uploads the contents that are not stored yet, and then replaces `copy.jso
 or the new version. The contents of the replaced version stay until the next push, because a pull can still be copying them.
 
 A pull fills a folder beside the target, and exchanges the two folders when the new one is complete. A server can use the target
-meanwhile: the files of Lance tables of the replaced version stay in the folder until the next pull, because the server reads
-them until it has loaded the new version.
+meanwhile: it reads texts of the replaced version until it has loaded the new one, so the files with these texts stay in the
+folder until the next pull.
 """
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
-from realm.documents.remote import RemoteFolder
-from realm.errors import ConflictError, DamagedError, InputError, writing
-from realm.files import read_json, write_json
-from realm.folders import one_writer, replace_folder, restore
+from realm.documents.remote import RemoteFolder, is_remote
+from realm.errors import ConflictError, DamagedError, InputError, RealmError, writing
+from realm.files import read_json, sync_folder, write_json
+from realm.folders import one_writer, only_holder, remove, replace_folder, restore
 from realm.hub import WORKSPACE_PARTS
-from realm.interop.uploading import files_in, files_of_kb
+from realm.interop.uploading import is_made_again
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.progress import progress
 from realm.store.knowledge_base import KnowledgeBase
+from realm.store.tables.digests import recorded_digests
 from realm.store.tables.table import PASSAGES, was_committed
 
 LISTING = "copy.json"
 CONTENTS = "files"
 PULLED = "pulled.json"
 """File in a pulled folder that describes the version that was pulled."""
+KINDS = ("knowledge base", "model", "workspace")
 _FORMAT = 1
 _MOST_BYTES = 64 << 20
 """Largest `copy.json` that is read."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_IMMUTABLE = re.compile(r"(.*/)?[^/]+\.lance/.+(?<!\.json)")
-"""Files of Lance tables that are never changed after they were written."""
+_ROWS = re.compile(r"(?P<table>(?:.+/)?[^/]+\.lance)/(?:data|_deletions)/[^/]+")
+"""Data files and deletion files of Lance tables, which are never changed after they were written."""
+_TEXTS = re.compile(rf"(?:{WORKSPACE_PARTS[0]}/)?{re.escape(PASSAGES)}/(?:data|_deletions)/[^/]+")
+_log = logging.getLogger(__name__)
 
 
 class FileJson(TypedDict):
@@ -54,22 +59,14 @@ class FileJson(TypedDict):
 
 
 class ListingJson(TypedDict):
-    """Content of `copy.json`."""
+    """Content of `copy.json` and `pulled.json`."""
 
     format: int
     kind: str
-    """knowledge base, model or workspace."""
+    """One of `KINDS`."""
     files: list[FileJson]
     replaced: list[str]
-    """SHA-256 of the contents of the version before that this version does not have."""
-
-
-class PulledJson(TypedDict):
-    """Content of `pulled.json`."""
-
-    files: list[FileJson]
-    replaced: list[str]
-    """Paths of files of the version before, which stay until the next pull."""
+    """What stays of the version before: in `copy.json` the SHA-256 of contents, in `pulled.json` paths of files."""
 
 
 class CopiedJson(TypedDict):
@@ -96,37 +93,55 @@ def push(folder: Path, address: str) -> CopiedJson:
     Raises:
         InputError: the folder is none of the three; or the store cannot be read or written, or has other files at this address.
         DamagedError: the knowledge base or the model is damaged.
-        ConflictError: a file was changed while it was copied.
+        ConflictError: the folder was changed while it was copied, or another push wrote to the address.
     """
     remote = RemoteFolder(address)
+    folder = folder.resolve()
     restore(folder)
     kind = _kind_of(folder)
-    with _one_version(folder):
+    with _one_version(folder, kind):
         stored = remote.sizes()
         if others := [name for name in stored if name != LISTING and not _is_content(name)]:
             raise InputError(
                 f"{remote.address} has files that `realm push` did not write, such as {min(others)}: give an address that "
                 "only this copy uses"
             )
-        listing = _read_listing(remote)
-        local = _local_files(folder)
-        found, copied = _upload(remote, local, stored)
+        content = remote.read(LISTING, _MOST_BYTES)
+        try:
+            listing = None if content is None else _listing(content, remote)
+        except DamagedError:
+            listing = None
+        if listing is not None and listing["kind"] != kind:
+            raise InputError(
+                f"{remote.address} has a copy of a {listing['kind']}, and {folder} is a {kind}: give another address"
+            )
+        found, copied = _upload(remote, folder, kind, stored)
     now = {file.sha256 for file in found.values()}
     replaced = set[str]()
     if listing is not None:
         before = _files_of(listing["files"])
-        replaced = (
-            set(listing["replaced"]) if before == found else {file.sha256 for file in before.values()} - now
-        )
+        old = {file.sha256 for file in before.values()}
+        replaced = set(listing["replaced"]) if before == found else old - now
     new: ListingJson = {
         "format": _FORMAT,
         "kind": kind,
-        "files": _records(found),
+        "files": [
+            {"path": path, "bytes": file.size, "sha256": file.sha256} for path, file in sorted(found.items())
+        ],
         "replaced": sorted(replaced),
     }
+    there = remote.sizes()
+    if remote.read(LISTING, _MOST_BYTES) != content or any(f"{CONTENTS}/{one}" not in there for one in now):
+        raise ConflictError(f"another push has written to {remote.address} meanwhile: repeat the command")
     remote.write(LISTING, json.dumps(new, indent=1).encode())
-    used = {f"{CONTENTS}/{sha256}" for sha256 in now | replaced}
-    remote.remove(sorted(name for name in stored if _is_content(name) and name not in used))
+    if (
+        content is None or listing is not None
+    ):  # with a damaged list, the contents of the version before are unknown
+        used = {f"{CONTENTS}/{sha256}" for sha256 in now | replaced}
+        try:
+            remote.remove(sorted(name for name in there if _is_content(name) and name not in used))
+        except InputError as error:
+            _log.warning("the copy is complete, but contents that it no longer needs stay: %s", error)
     return _report(kind, found, copied)
 
 
@@ -137,95 +152,205 @@ def pull(address: str, folder: Path) -> CopiedJson:
 
     Raises:
         InputError: there is no copy at this address, the store cannot be read, or the folder was not made by a pull.
-        ConflictError: the folder was changed after it was pulled; or the copy was replaced twice while it was read.
-        DamagedError: a content at the address differs from its SHA-256, or its list of files is damaged.
+        ConflictError: the folder was changed after it was pulled, another process pulls into it, or the copy was replaced twice
+            while it was read.
+        DamagedError: a content at the address differs from its SHA-256, or the list of files is damaged.
         WriteFailed: the folder cannot be written.
     """
     remote = RemoteFolder(address)
-    listing = _read_listing(remote)
-    if listing is None:
+    if is_remote(str(folder)):
+        raise InputError(f"{folder} must be a folder on this machine")
+    folder = folder.resolve()
+    if os.path.ismount(folder):
+        raise InputError(
+            f"{folder} is a mount point, which cannot be replaced: give a folder in it, such as {folder / 'copy'}"
+        )
+    content = remote.read(LISTING, _MOST_BYTES)
+    if content is None:
         raise InputError(f"{remote.address} has no copy: make it with `realm push FOLDER {remote.address}`")
+    listing = _listing(content, remote)
     wanted = _files_of(listing["files"])
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    with one_writer(folder.parent):
-        restore(folder)
-        before = _pulled(folder)
-        if before is not None and _files_of(before["files"]) == wanted:
-            return _report(listing["kind"], wanted, [])
-        aside = folder.with_name(f"{folder.name}.writing")
+    restore(folder)
+    before = _pulled(folder, listing["kind"])
+    if before is not None and _files_of(before["files"]) == wanted:
+        return _report(listing["kind"], wanted, [])
+    work = folder.parent / f".{folder.name}.pull"
+    if work.is_symlink():
+        raise InputError(f"{work} is a link, and a pull needs a folder with this name: remove the link")
+    with writing(work):
+        work.mkdir(parents=True, exist_ok=True)
+    with only_holder(work / "lock", f"another process pulls into {folder}"):
+        aside = work / "new"
+        try:
+            copied = _download(remote, wanted, aside, None if before is None else folder)
+        except InputError as error:
+            if remote.read(LISTING, _MOST_BYTES) != content:
+                raise ConflictError(
+                    f"{remote.address} was replaced while it was read: repeat the command"
+                ) from error
+            raise
         with ExitStack() as stack:
             if before is not None:
-                stack.enter_context(_one_version(folder))
-                before = _pulled(folder)  # another process can have changed the folder before it was locked
-            copied = _download(remote, wanted, aside, folder if before is not None else None)
-            replaced = [] if before is None else _keep_replaced(folder, aside, before, wanted)
-            new: PulledJson = {"files": listing["files"], "replaced": replaced}
+                stack.enter_context(_one_version(folder, listing["kind"]))
+            before = _pulled(folder, listing["kind"])  # the folder can have been changed during the download
+            replaced = [] if before is None else _keep_texts(folder, aside, before, wanted)
             with writing(aside):
-                write_json(aside / PULLED, new)
+                write_json(aside / PULLED, listing | {"replaced": replaced})
+                for one in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
+                    sync_folder(one)
                 replace_folder(aside, folder)
+        remove(work)
     return _report(listing["kind"], wanted, copied)
 
 
+# -- the folder -------------------------------------------------------------------------------------------------------
+
+
 def _kind_of(folder: Path) -> str:
-    """Whether a folder is a knowledge base, a model or a workspace."""
     if was_committed(folder / PASSAGES):
         KnowledgeBase.open(folder)
         return "knowledge base"
     if (folder / MANIFEST).is_file():
         read_manifest(folder)
         return "model"
-    if _is_workspace(folder):
+    if all((folder / part).is_dir() for part in WORKSPACE_PARTS):
         for part in WORKSPACE_PARTS:
             _kind_of(folder / part)
         return "workspace"
     raise InputError(f"{folder} is not a knowledge base, a model or a workspace")
 
 
-def _is_workspace(folder: Path) -> bool:
-    return all((folder / part).is_dir() for part in WORKSPACE_PARTS)
+def _local_files(folder: Path, kind: str) -> dict[str, Path]:
+    """The files of a folder that are copied: path in the folder -> file.
 
+    Files that commands make again, locks, temporary files, and files of tables that belong to no version are left out.
 
-def _local_files(folder: Path) -> dict[str, Path]:
-    """The files of a folder that are copied: path in the folder -> file."""
-    if not _is_workspace(folder):
-        found = files_of_kb(folder)
-    else:
-        kb, model = WORKSPACE_PARTS
-        own = {file.name: file for file in folder.glob("*.json")}
-        found = own | files_of_kb(folder / kb, f"{kb}/") | files_in(folder / model, f"{model}/")
-    return {path: file for path, file in found.items() if path != PULLED}
+    Raises:
+        InputError: a folder in the folder is a link, whose files would be left out.
+    """
+    kb = WORKSPACE_PARTS[0] if kind == "workspace" else ""
+    found: dict[str, Path] = {}
+    for file in sorted(folder.rglob("*")):
+        path = file.relative_to(folder)
+        if file.is_dir():
+            if file.is_symlink():
+                raise InputError(
+                    f"{file} is a link to a folder, which is not copied: replace it by the folder"
+                )
+            continue
+        if any(part.startswith(".") for part in path.parts) or path.as_posix() == PULLED:
+            continue
+        if kind != "model" and path.is_relative_to(kb) and is_made_again(path.relative_to(kb)):
+            continue
+        found[path.as_posix()] = file
+    tables = {folder / match["table"] for match in map(_ROWS.fullmatch, found) if match}
+    known = {table.parent / name for table in tables for name in recorded_digests(table)}
+    return {path: file for path, file in found.items() if not _ROWS.fullmatch(path) or file in known}
 
 
 @contextmanager
-def _one_version(folder: Path) -> Iterator[None]:
+def _one_version(folder: Path, kind: str) -> Iterator[None]:
     """A context in which no command changes the tables in a folder, so that all files belong to one version."""
-    kb = folder / WORKSPACE_PARTS[0] if _is_workspace(folder) else folder
     with ExitStack() as stack:
-        if was_committed(kb / PASSAGES):  # a model has no tables
-            for one in (kb, *sorted((kb / "indexes").glob("*"))):
+        if kind == "workspace":
+            stack.enter_context(one_writer(folder))
+            folder /= WORKSPACE_PARTS[0]
+        if kind != "model":  # a model has no tables
+            for one in (folder, *sorted(path for path in (folder / "indexes").glob("*") if path.is_dir())):
                 stack.enter_context(one_writer(one))
         yield
 
 
-def _upload(
-    remote: RemoteFolder, local: Mapping[str, Path], stored: Mapping[str, int]
-) -> tuple[dict[str, _File], list[_File]]:
-    """Uploads the contents that are not stored -> all files, and those that were uploaded."""
-    times = {path: file.stat() for path, file in local.items()}
-    found = {path: _measured(file) for path, file in local.items()}
-    missing = {
-        file: path for path, file in found.items() if stored.get(f"{CONTENTS}/{file.sha256}") != file.size
+def _pulled(folder: Path, kind: str) -> ListingJson | None:
+    """The content of `pulled.json` in a folder that a pull made and that no command changed; None if the folder is missing or
+    empty.
+
+    Raises:
+        InputError: no pull made the folder, or it has a copy of another kind.
+        ConflictError: the folder was changed.
+        DamagedError: `pulled.json` is damaged.
+    """
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    if not (folder / PULLED).is_file():
+        raise InputError(f"{folder} exists, and was not made by `realm pull`: give another folder")
+    pulled = _checked(read_json(folder / PULLED), folder / PULLED, f"remove {folder}, and pull again")
+    if pulled["kind"] != kind:
+        raise InputError(f"{folder} has a {pulled['kind']}, and the copy is a {kind}: give another folder")
+    expected = {path: file.size for path, file in _files_of(pulled["files"]).items()}
+    there = {
+        path: size
+        for path, size in _sizes(_local_files(folder, kind)).items()
+        if path in expected or path not in pulled["replaced"]
     }
-    with _bar("push", missing) as report:
-        for file, path in missing.items():
-            name = f"{CONTENTS}/{file.sha256}"
-            remote.put(local[path], name, report)
-            now = local[path].stat()
-            if (now.st_ino, now.st_mtime_ns) != (times[path].st_ino, times[path].st_mtime_ns):
-                remote.remove([name])  # it can have another content than its name says
-                raise ConflictError(f"{local[path]} was changed while it was copied: repeat the command")
+    if there != expected:
+        changed = min(
+            path for path in there.keys() | expected.keys() if there.get(path) != expected.get(path)
+        )
+        raise ConflictError(
+            f"{folder} was changed after it was pulled ({changed}), and a pull would undo the change: give another folder, or "
+            f"remove {folder}"
+        )
+    return pulled
+
+
+def _sizes(files: Mapping[str, Path]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for path, file in files.items():
+        with suppress(FileNotFoundError):  # removed meanwhile
+            sizes[path] = file.stat().st_size
+    return sizes
+
+
+# -- copying ----------------------------------------------------------------------------------------------------------
+
+
+def _upload(
+    remote: RemoteFolder, folder: Path, kind: str, stored: Mapping[str, int]
+) -> tuple[dict[str, _File], list[_File]]:
+    """Uploads the contents that are not stored -> all files, and those that were uploaded.
+
+    Raises:
+        ConflictError: a file was changed while the files were read.
+    """
+    uploaded: list[str] = []
+    try:
+        with _unchanged(folder, kind) as local:
+            found = _measured_all(local)
+            missing = {
+                file: path
+                for path, file in found.items()
+                if stored.get(f"{CONTENTS}/{file.sha256}") != file.size
+            }
+            with _bar("push", missing) as report:
+                for file, path in missing.items():
+                    uploaded.append(f"{CONTENTS}/{file.sha256}")
+                    remote.put(local[path], uploaded[-1], report)
+    except ConflictError:
+        remote.remove(uploaded)  # a content can differ from its name
+        raise
     return found, list(missing)
+
+
+@contextmanager
+def _unchanged(folder: Path, kind: str) -> Iterator[dict[str, Path]]:
+    """A context with the files of a folder, which ends with ConflictError if a file was changed, added or removed in it."""
+
+    def states(files: Mapping[str, Path]) -> dict[str, tuple[int, int, int]]:
+        found = {path: file.stat() for path, file in files.items()}
+        return {path: (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in found.items()}
+
+    try:
+        local = _local_files(folder, kind)
+        before = states(local)
+        yield local
+        after = states(_local_files(folder, kind))
+    except FileNotFoundError as error:
+        raise ConflictError(f"{error.filename} was removed while it was copied: repeat the command") from None
+    if changed := sorted(
+        path for path in before.keys() | after.keys() if before.get(path) != after.get(path)
+    ):
+        raise ConflictError(f"{folder / changed[0]} was changed while it was copied: repeat the command")
 
 
 def _download(
@@ -236,24 +361,85 @@ def _download(
     A file with the right content is taken from `aside`, where an interrupted pull can have left it, or from the folder
     `before`.
     """
-    for path, there in files_in(aside).items():
-        if path not in wanted:
-            there.unlink()
+    with writing(aside):
+        for there in sorted(aside.rglob("*"), reverse=True):  # the files of a folder before the folder
+            if there.is_dir() and not there.is_symlink():
+                if not any(there.iterdir()):
+                    there.rmdir()
+            elif there.relative_to(aside).as_posix() not in wanted or there.is_symlink():
+                there.unlink()
+        aside.mkdir(exist_ok=True)
     missing: dict[_File, list[str]] = {}
     for path, file in wanted.items():
-        target = aside / path
-        if _has(target, file):
+        if _has(aside / path, file):
             continue
         if before is not None and _has(before / path, file):
-            _link(before / path, target)
+            _take(before, aside, path)
         else:
             missing.setdefault(file, []).append(path)
     with _bar("pull", missing) as report:
-        for file, (path, *same) in missing.items():
-            _fetch(remote, file, aside / path, report)
-            for other in same:
-                _link(aside / path, aside / other)
+        for file, (first, *same) in missing.items():
+            _fetch(remote, file, aside / first, report)
+            for path in same:
+                with writing(aside / path):
+                    (aside / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(aside / first, aside / path)
     return list(missing)
+
+
+def _fetch(remote: RemoteFolder, file: _File, target: Path, report: Callable[[int], None]) -> None:
+    name = f"{CONTENTS}/{file.sha256}"
+    part = target.with_name(f".{target.name}.part")
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        remote.get(name, part, report)
+        if _measured(part) != file:
+            raise DamagedError(
+                f"{remote.address}/{name} is damaged, because its SHA-256 differs: remove it, and push the folder again"
+            )
+        with writing(target):
+            _sync(part)
+            part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _keep_texts(folder: Path, aside: Path, before: ListingJson, wanted: Mapping[str, _File]) -> list[str]:
+    """Keeps the passages of the replaced version for processes that read them -> the paths of their files."""
+    kept = [
+        path
+        for path in _files_of(before["files"])
+        if path not in wanted and _TEXTS.fullmatch(path) and (folder / path).is_file()
+    ]
+    for path in kept:
+        _take(folder, aside, path)
+    return sorted(kept)
+
+
+def _take(before: Path, aside: Path, path: str) -> None:
+    """Takes a file from another folder: a file that is never changed as a hard link, any other file as a copy.
+
+    A manifest is a copy, so that a process with the old manifest recognises that the folder was replaced.
+    """
+    file, target = before / path, aside / path
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
+        if _ROWS.fullmatch(path):
+            with suppress(OSError):  # not every file system has links
+                os.link(file, target)
+                return
+        shutil.copyfile(file, target)
+        _sync(target)
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -270,117 +456,52 @@ def _bar(description: str, files: Iterable[_File]) -> Iterator[Callable[[int], N
         yield report
 
 
-def _fetch(remote: RemoteFolder, file: _File, target: Path, report: Callable[[int], None]) -> None:
-    name = f"{CONTENTS}/{file.sha256}"
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        remote.get(name, part, report)
-        if _measured(part) != file:
-            raise DamagedError(
-                f"{remote.address}/{name} is damaged: its SHA-256 differs; push the copy again"
-            )
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
+# -- lists of files ---------------------------------------------------------------------------------------------------
 
 
-def _keep_replaced(folder: Path, aside: Path, before: PulledJson, wanted: Mapping[str, _File]) -> list[str]:
-    """Keeps files of Lance tables of the replaced version for processes that are reading them -> their paths."""
-    kept = []
-    for path in _files_of(before["files"]).keys() - wanted.keys():
-        if _IMMUTABLE.fullmatch(path):
-            with suppress(FileNotFoundError):  # a command has removed an old version
-                _link(folder / path, aside / path)
-                kept.append(path)
-    return sorted(kept)
-
-
-def _link(file: Path, target: Path) -> None:
-    """Makes a hard link to a file that is never changed, and a copy of any other file."""
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
-        if _IMMUTABLE.fullmatch(file.as_posix()):
-            with suppress(PermissionError, NotImplementedError):  # not every file system has links
-                os.link(file, target)
-                return
-        shutil.copyfile(file, target)
-
-
-def _pulled(folder: Path) -> PulledJson | None:
-    """The content of `pulled.json` in a folder that a pull made and that no command changed; None if the folder is missing or
-    empty.
-
-    Raises:
-        InputError: no pull made the folder.
-        ConflictError: the folder was changed.
-    """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return None
-    if not (folder / PULLED).is_file():
-        raise InputError(f"{folder} exists, and was not made by `realm pull`: give another folder")
-    pulled: PulledJson = read_json(folder / PULLED)
-    there = {path: file.stat().st_size for path, file in _local_files(folder).items()}
-    expected = {path: file.size for path, file in _files_of(pulled["files"]).items()}
-    for path in pulled["replaced"]:
-        if path not in expected:
-            there.pop(path, None)
-    if there != expected:
-        differing = min(
-            path for path in there.keys() | expected.keys() if there.get(path) != expected.get(path)
-        )
-        raise ConflictError(
-            f"{folder} was changed after it was pulled ({differing}), and a pull would undo the change: give another folder, "
-            f"or remove {folder}"
-        )
-    return pulled
-
-
-def _read_listing(remote: RemoteFolder) -> ListingJson | None:
-    """The list of files at an address; None if there is none.
+def _listing(content: bytes, remote: RemoteFolder) -> ListingJson:
+    """The list of files at an address.
 
     Raises:
         DamagedError: the list is damaged, or has a path outside the folder.
         InputError: the list has an unknown format.
     """
-    content = remote.read(LISTING, _MOST_BYTES)
-    if content is None:
-        return None
+    name, way_out = f"{remote.address}/{LISTING}", "push the folder again"
     try:
-        listing: ListingJson = json.loads(content)
-        if listing["format"] != _FORMAT:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"{name} is damaged: {way_out}") from error
+    return _checked(value, name, way_out)
+
+
+def _checked(value: Any, name: object, way_out: str) -> ListingJson:
+    try:
+        if value["format"] != _FORMAT:
             raise InputError(
-                f"{remote.address}/{LISTING} has format {listing['format']!r}, which this version of realm cannot read"
+                f"{name} has format {value['format']!r}, which this version of realm cannot read"
             )
+        listing: ListingJson = {key: value[key] for key in ListingJson.__annotations__}  # type: ignore[assignment]
+        if listing["kind"] not in KINDS or not all(type(one) is str for one in listing["replaced"]):
+            raise ValueError(listing["kind"])
         for record in listing["files"]:
             _check(record)
-        if not all(type(one) is str and _SHA256.fullmatch(one) for one in listing["replaced"]):
-            raise ValueError("replaced")
-        if type(listing["kind"]) is not str:
-            raise ValueError("kind")
-    except InputError:
+    except RealmError:
         raise
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedError(f"{remote.address}/{LISTING} is damaged: push the copy again") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{name} is damaged: {way_out}") from error
     return listing
 
 
 def _check(record: FileJson) -> None:
-    """Raises ValueError if a record is not that of a file inside the folder."""
+    """Raises ValueError if a record is not that of a file that a push copies."""
     path, size, sha256 = record["path"], record["bytes"], record["sha256"]
     if not (type(path) is type(sha256) is str and type(size) is int and size >= 0):
         raise ValueError("a value of another type")
-    parts = PurePosixPath(path).parts
-    if (
-        not parts
-        or path != "/".join(parts)
-        or ".." in parts
-        or "\\" in path
-        or "\0" in path
-        or path == PULLED
-    ):
+    parts = PurePosixPath(path.encode().decode()).parts
+    hidden = any(part.startswith(".") for part in parts)  # also "." and ".."
+    if not parts or path != "/".join(parts) or hidden or "\\" in path or path.lower() == PULLED:
+        raise ValueError(f"the path {path!r}")
+    if any(ord(character) < 32 for character in path):
         raise ValueError(f"the path {path!r}")
     if not _SHA256.fullmatch(sha256):
         raise ValueError(f"the SHA-256 {sha256!r}")
@@ -393,7 +514,14 @@ def _is_content(name: str) -> bool:
 
 def _has(file: Path, wanted: _File) -> bool:
     """Whether a file exists and has the content."""
-    return file.is_file() and file.stat().st_size == wanted.size and _measured(file) == wanted
+    with suppress(FileNotFoundError):
+        return file.is_file() and file.stat().st_size == wanted.size and _measured(file) == wanted
+    return False
+
+
+def _measured_all(files: Mapping[str, Path]) -> dict[str, _File]:
+    read = progress(files.items(), total=len(files), description="read files", unit="file", leave=False)
+    return {path: _measured(file) for path, file in read}
 
 
 def _measured(file: Path) -> _File:
@@ -404,10 +532,6 @@ def _measured(file: Path) -> _File:
 
 def _files_of(records: Iterable[FileJson]) -> dict[str, _File]:
     return {record["path"]: _File(record["bytes"], record["sha256"]) for record in records}
-
-
-def _records(files: Mapping[str, _File]) -> list[FileJson]:
-    return [{"path": path, "bytes": file.size, "sha256": file.sha256} for path, file in sorted(files.items())]
 
 
 def _report(kind: str, files: Mapping[str, _File], copied: list[_File]) -> CopiedJson:

@@ -63,11 +63,11 @@ def share(
         aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="realm-share-")))
         if kb is None:
             write_hub(model_path(model), aside, name, licence, data, numbers)
-            files = files_in(aside)
+            files = _files_in(aside)
         else:
             stack.enter_context(one_writer(Path(kb)))  # so that all files belong to one version
             (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")
-            files = files_in(aside) | files_in(model_path(model), "model/") | files_of_kb(Path(kb), "kb/")
+            files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_of_kb(Path(kb))
         try:
             api = HfApi()
             try:
@@ -115,20 +115,19 @@ def _check_existing(name: str, private: bool, files: Sequence[str], public: bool
         )
 
 
-def files_of_kb(folder: Path, prefix: str = "") -> dict[str, Path]:
-    """The files of a knowledge base that commands do not make again from the other files: path after `prefix` -> file."""
+def _files_of_kb(folder: Path) -> dict[str, Path]:
     return {
         place: file
-        for place, file in files_in(folder, prefix).items()
-        if not _is_made_again(file.relative_to(folder))
+        for place, file in _files_in(folder, "kb/").items()
+        if not is_made_again(file.relative_to(folder))
     }
 
 
-def _is_made_again(file: Path) -> bool:
+def is_made_again(file: Path) -> bool:
     """Whether commands make a file of a knowledge base again: copies of the vectors for mapped and for approximate search,
     vectors of an unfinished index, the BM25 index, and the arrays of training.
 
-    >>> _is_made_again(Path("indexes/0a1b/mapped-3-77.npy")), _is_made_again(Path("indexes/0a1b/vectors.lance/data/1.lance"))
+    >>> is_made_again(Path("indexes/0a1b/mapped-3-77.npy")), is_made_again(Path("indexes/0a1b/vectors.lance/data/1.lance"))
     (True, False)
     """
     match file.parts:
@@ -139,8 +138,8 @@ def _is_made_again(file: Path) -> bool:
     return False
 
 
-def files_in(folder: Path, prefix: str = "") -> dict[str, Path]:
-    """The files of a folder, without locks: path after `prefix` -> file."""
+def _files_in(folder: Path, prefix: str = "") -> dict[str, Path]:
+    """The files of a folder: path in the repository -> file."""
     return {
         f"{prefix}{file.relative_to(folder).as_posix()}": file
         for file in sorted(folder.rglob("*"))
