@@ -24,6 +24,7 @@ from realm.text.corpus import Document
 from realm.text.salient_spans import load_tagger
 from realm.workspace.living import LivingKnowledge
 from tests.qa.conftest import qa_folder, towns
+from tests.schemas import assert_holds
 
 __all__ = ["qa_folder", "towns"]
 AT = "memory://bucket/kb"
@@ -75,6 +76,11 @@ def test_a_pulled_knowledge_base_has_the_passages_and_vectors_of_the_pushed_one(
         found.append(out.read_text())
     assert found[0] == found[1]
     assert main(["kb", "verify", "--kb", str(copy)]) == 0, capsys.readouterr()
+
+
+def test_the_lists_of_files_have_their_types(copy: Path, store: Any) -> None:
+    assert_holds(object_storage.ListingJson, json.loads(store.cat("/bucket/kb/copy.json")))
+    assert_holds(object_storage.ListingJson, json.loads((copy / "pulled.json").read_text()))
 
 
 def test_a_workspace_and_a_model_can_be_copied(towns: Path, tmp_path: Path) -> None:
