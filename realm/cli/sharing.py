@@ -79,4 +79,4 @@ def _push(args: argparse.Namespace) -> None:
 def _pull(args: argparse.Namespace) -> None:
     from realm.interop.object_storage import pull
 
-    report(args, pull(args.address, Path(args.folder)))
+    report(args, pull(args.address, args.folder))

@@ -107,45 +107,13 @@ def push(folder: Path, address: str) -> CopiedJson:
                 "only this copy uses"
             )
         content = remote.read(LISTING, _MOST_BYTES)
-        try:
-            listing = None if content is None else _listing(content, remote)
-        except DamagedError:
-            listing = None
-        if listing is not None and listing["kind"] != kind:
-            raise InputError(
-                f"{remote.address} has a copy of a {listing['kind']}, and {folder} is a {kind}: give another address"
-            )
+        before = None if content is None else _replaceable(content, remote, folder, kind)
         found, copied = _upload(remote, folder, kind, stored)
-    now = {file.sha256 for file in found.values()}
-    replaced = set[str]()
-    if listing is not None:
-        before = _files_of(listing["files"])
-        old = {file.sha256 for file in before.values()}
-        replaced = set(listing["replaced"]) if before == found else old - now
-    new: ListingJson = {
-        "format": _FORMAT,
-        "kind": kind,
-        "files": [
-            {"path": path, "bytes": file.size, "sha256": file.sha256} for path, file in sorted(found.items())
-        ],
-        "replaced": sorted(replaced),
-    }
-    there = remote.sizes()
-    if remote.read(LISTING, _MOST_BYTES) != content or any(f"{CONTENTS}/{one}" not in there for one in now):
-        raise ConflictError(f"another push has written to {remote.address} meanwhile: repeat the command")
-    remote.write(LISTING, json.dumps(new, indent=1).encode())
-    if (
-        content is None or listing is not None
-    ):  # with a damaged list, the contents of the version before are unknown
-        used = {f"{CONTENTS}/{sha256}" for sha256 in now | replaced}
-        try:
-            remote.remove(sorted(name for name in there if _is_content(name) and name not in used))
-        except InputError as error:
-            _log.warning("the copy is complete, but contents that it no longer needs stay: %s", error)
+    _publish(remote, kind, found, content, before)
     return _report(kind, found, copied)
 
 
-def pull(address: str, folder: Path) -> CopiedJson:
+def pull(address: str, folder: str | Path) -> CopiedJson:
     """Copies what `realm push` copied to an address into a folder, which is made, or replaced if an earlier pull made it.
 
     Contents that the folder has already are not downloaded. An interrupted pull is continued by the next pull.
@@ -160,7 +128,7 @@ def pull(address: str, folder: Path) -> CopiedJson:
     remote = RemoteFolder(address)
     if is_remote(str(folder)):
         raise InputError(f"{folder} must be a folder on this machine")
-    folder = folder.resolve()
+    folder = Path(folder).resolve()
     if os.path.ismount(folder):
         raise InputError(
             f"{folder} is a mount point, which cannot be replaced: give a folder in it, such as {folder / 'copy'}"
@@ -201,6 +169,55 @@ def pull(address: str, folder: Path) -> CopiedJson:
                 replace_folder(aside, folder)
         remove(work)
     return _report(listing["kind"], wanted, copied)
+
+
+def _replaceable(content: bytes, remote: RemoteFolder, folder: Path, kind: str) -> ListingJson | None:
+    """The list of files that a push replaces; None if the list is damaged."""
+    try:
+        listing = _listing(content, remote)
+    except DamagedError:
+        return None
+    if listing["kind"] != kind:
+        raise InputError(
+            f"{remote.address} has a copy of a {listing['kind']}, and {folder} is a {kind}: give another address"
+        )
+    return listing
+
+
+def _publish(
+    remote: RemoteFolder,
+    kind: str,
+    found: Mapping[str, _File],
+    content: bytes | None,
+    before: ListingJson | None,
+) -> None:
+    """Writes the list of files, and removes the contents that neither the new nor the replaced version has.
+
+    `content` is the `copy.json` that was there before the upload, and `before` the list in it, unless it is damaged.
+    """
+    now, replaced = {file.sha256 for file in found.values()}, set[str]()
+    if before is not None:
+        old = _files_of(before["files"])
+        replaced = set(before["replaced"]) if old == found else {file.sha256 for file in old.values()} - now
+    listing: ListingJson = {
+        "format": _FORMAT,
+        "kind": kind,
+        "files": [
+            {"path": path, "bytes": file.size, "sha256": file.sha256} for path, file in sorted(found.items())
+        ],
+        "replaced": sorted(replaced),
+    }
+    stored = remote.sizes()
+    if remote.read(LISTING, _MOST_BYTES) != content or any(f"{CONTENTS}/{one}" not in stored for one in now):
+        raise ConflictError(f"another push has written to {remote.address} meanwhile: repeat the command")
+    remote.write(LISTING, json.dumps(listing, indent=1).encode())
+    if content is not None and before is None:
+        return  # which contents the replaced version has is unknown
+    used = {f"{CONTENTS}/{sha256}" for sha256 in now | replaced}
+    try:
+        remote.remove(sorted(name for name in stored if _is_content(name) and name not in used))
+    except InputError as error:
+        _log.warning("the copy is complete, but contents that it no longer needs stay: %s", error)
 
 
 # -- the folder -------------------------------------------------------------------------------------------------------
