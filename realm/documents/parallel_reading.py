@@ -7,8 +7,9 @@ that the worker cannot open, remote files, and dumps that cannot be split. On th
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.kept_records import KeepingReader
 from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
+from realm.documents.wikipedia.kept_parts import KeptParts, key_of_part
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.keys import KeyTable, key_of
 from realm.local_processes import FRESH, map_in_processes
@@ -51,6 +53,11 @@ class Block(NamedTuple):
     files: list[tuple[SourceFile | RemoteFile, State | None]]
     dump: SplitDump | None = None
     """The dump, if the block is a part of a dump."""
+    part: DumpPart | None = None
+    key: bytes | None = None
+    """Key of a part of a dump in `KeptParts`; None if its records are not kept."""
+    known: bool = False
+    """Whether the records are kept, so that the worker does not read the part."""
 
 
 class Left(NamedTuple):
@@ -60,24 +67,30 @@ class Left(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Some of the records of a block, in order."""
+    """Some of the records of a block, in order. If the records are kept, the file of the block takes their place."""
 
     records: list[Record | Unreadable | Left]
-    dump: SplitDump | None
+    block: Block
+    last: bool
+    """Whether these are the last records of the block."""
 
 
 def read_on_ray(
-    found: Sequence[SourceFile | RemoteFile], limits: Limits, address: str
+    found: Sequence[SourceFile | RemoteFile], limits: Limits, address: str, kept: Path | None = None
 ) -> Iterator[Record | Unreadable]:
     """The records and problems of files, in order.
+
+    The records of parts of dumps, and what this process reads, are kept in the database `kept`, and are not parsed again.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
         RealmError: the workers died repeatedly during the same work.
     """
     dumps = _parts_of_dumps(found)
-    blocks = _blocks(found, dumps, state_of)
-    yield from _read(blocks, dumps, limits, partial(map_on_ray, address=address, cores_each=READING_CORES))
+    mapped = partial(map_on_ray, address=address, cores_each=READING_CORES)
+    with nullcontext() if kept is None else KeptParts(kept) as parts:
+        blocks = _with_keys(_blocks(found, dumps, state_of), limits, parts)
+        yield from _read(blocks, dumps, limits, mapped, kept, parts)
 
 
 def read_in_processes(
@@ -105,27 +118,81 @@ def _read(
     limits: Limits,
     mapped: Map,
     kept: Path | None = None,
+    parts: KeptParts | None = None,
 ) -> Iterator[Record | Unreadable]:
     with ExitStack() as opened:
         child = opened.enter_context(KeepingReader(kept))
-        redirects = {path: opened.enter_context(KeyTable()) for path, parts in dumps.items() if parts}
-        _read_redirects([part for parts in dumps.values() for part in parts], redirects, mapped)
+        redirects = {path: opened.enter_context(KeyTable()) for path, split in dumps.items() if split}
+        _read_redirects([part for split in dumps.values() for part in split], redirects, mapped)
         damaged: SplitDump | None = None
+
+        def read_here(left: Left) -> Iterator[Record | Unreadable]:
+            return records_of_file(keeping(left.file, kept), limits, child)
+
         results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks)
-        for records, split in opened.enter_context(closing(results)):
-            for left in records:
-                ones: Iterable[Record | Unreadable] = [left]
-                if isinstance(left, Left):
-                    ones = records_of_file(keeping(left.file, kept), limits, child)
-                for one in ones:
-                    if split is None:
-                        yield one
-                        continue
-                    if split == damaged:  # what follows the damage of a dump is not read
-                        break
-                    yield resolved(one, redirects[split.path])
-                    if isinstance(one, Unreadable) and one.where == str(split.path):
-                        damaged = split
+        for one, split in _records(opened.enter_context(closing(results)), read_here, parts):
+            if split is None:
+                yield one
+            elif split != damaged:  # what follows the damage of a dump is left out
+                yield resolved(one, redirects[split.path])
+                if isinstance(one, Unreadable) and one.where == str(split.path):
+                    damaged = split
+
+
+def _records(
+    results: Iterable[Found],
+    read_here: Callable[[Left], Iterator[Record | Unreadable]],
+    parts: KeptParts | None,
+) -> Iterator[tuple[Record | Unreadable, SplitDump | None]]:
+    """The records of the results, each with the dump of which it is a part; the records of parts with a key are kept."""
+    count = 0  # of values that are kept of the current part; -1: it is not kept
+    for found in results:
+        block = found.block
+        if block.known and parts is not None and block.key is not None:
+            for one in _known(block.key, parts, read_here, found.records):
+                yield one, block.dump
+            continue
+        is_whole = not any(isinstance(one, Left) for one in found.records)
+        if parts is not None and block.key is not None:
+            if is_whole and count >= 0:
+                parts.keep(block.key, count, [one for one in found.records if not isinstance(one, Left)])
+            count = count + 1 if is_whole and count >= 0 else -1
+            if found.last:
+                if count > 0:
+                    parts.complete(block.key, count)
+                count = 0
+        for left in found.records:
+            for one in read_here(left) if isinstance(left, Left) else (left,):
+                yield one, block.dump
+
+
+def _known(
+    key: bytes,
+    parts: KeptParts,
+    read_here: Callable[[Left], Iterator[Record | Unreadable]],
+    files: Iterable[Record | Unreadable | Left],
+) -> Iterator[Record | Unreadable]:
+    """The records of a part that are kept; the part is read if a value is damaged."""
+    done = 0
+    try:
+        for values in parts.records(key):
+            yield from values
+            done += len(values)
+    except ValueError:
+        for left in files:
+            assert isinstance(left, Left)
+            yield from islice(read_here(left), done, None)
+
+
+def _with_keys(blocks: Iterator[Block], limits: Limits, parts: KeptParts | None) -> Iterator[Block]:
+    """The blocks; a part of a dump has a key, and is marked if its records are kept."""
+    for block in blocks:
+        ((_, state),) = block.files if block.dump is not None else ((None, None),)
+        if parts is None or block.part is None or state is None:
+            yield block
+            continue
+        key = key_of_part(block.part, *state, limits)
+        yield block._replace(key=key, known=parts.has(key))
 
 
 def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
@@ -161,7 +228,7 @@ def _blocks(
             files, size = [], 0
         for part in parts:
             source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
-            yield Block([(source, state_of(part.path))], SplitDump(number, part.path))
+            yield Block([(source, state_of(part.path))], SplitDump(number, part.path), part)
         if not parts:
             state = None if isinstance(file, Unreadable | RemoteFile) or path else state_of_file(file[1])
             files.append((file, state))
@@ -222,6 +289,9 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
             yield from ones
 
     def read(block: Block) -> Iterator[Found]:
+        if block.known:
+            yield Found([Left(file) for file, _ in block.files], block, True)
+            return
         found: list[Record | Unreadable | Left] = []
         chars = 0
         for file, state in block.files:
@@ -229,10 +299,9 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
                 found.append(one)
                 chars += len(one.text) if isinstance(one, Record) else 0
                 if chars >= RESULT_CHARS or len(found) >= RESULT_RECORDS:
-                    yield Found(found, block.dump)
+                    yield Found(found, block, False)
                     found, chars = [], 0
-        if found:
-            yield Found(found, block.dump)
+        yield Found(found, block, True)
 
     return read
 

@@ -144,7 +144,7 @@ def read_documents(
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
     cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read the parts of dumps
     that can be split. The database `kept`, which is made if it does not exist, keeps the parsed pages of dumps and the text of
-    PDF and Word files, which are not parsed again. A cluster does not use this database.
+    PDF and Word files, which are not parsed again. PDF and Word files that a cluster reads are not kept.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The
@@ -162,7 +162,7 @@ def read_documents(
                 _refuse(one)
     limits = Limits(max_document_chars, headings)
     if engine is not None and engine.engine == "ray":
-        return _documents(read_on_ray(found, limits, engine.ray_address), limits, report, taken)
+        return _documents(read_on_ray(found, limits, engine.ray_address, kept), limits, report, taken)
     return _documents(read_in_processes(found, limits, processes, kept), limits, report, taken)
 
 

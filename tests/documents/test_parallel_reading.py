@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ import pytest
 
 from realm.cli import main
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.wikipedia import dumps, multistream
+from realm.documents.wikipedia import dumps, kept_parts, multistream
+from realm.ray_actors import EngineConfig
 from realm.text.corpus import Document
 from tests.documents.test_wikipedia import pages_with_redirects
 from tests.documents.writers import write_dump, write_multistream
@@ -164,3 +165,74 @@ def processes_of(group: int) -> list[int]:
             state, _, own = path.read_text().rpartition(")")[2].split()[:3]
             found += [int(path.parent.name)] if int(own) == group and state != "Z" else []
     return found
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The parts that a cluster reads. This process takes the place of the cluster."""
+    read: list[object] = []
+
+    def here(
+        prepare: Callable[[], Any], items: Iterable[Any], address: str, cores_each: float
+    ) -> Iterator[Any]:
+        work = prepare()
+        for item in items:
+            read.extend([item.part] if getattr(item, "part", None) and not item.known else [])
+            yield from work(item)
+
+    monkeypatch.setattr("realm.documents.parallel_reading.map_on_ray", here)
+    return read
+
+
+def on_ray(sources: list[str], kept: Path | None) -> tuple[list[Document], list[str]]:
+    report = ReadingReport()
+    documents = list(read_documents(sources, report=report, kept=kept, engine=EngineConfig("ray")))
+    return documents, [f"{one.where}: {one.reason}" for one in report.left_out]
+
+
+def test_a_cluster_does_not_read_the_parts_of_a_dump_again(
+    sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    expected = read(sources, 1)
+    assert on_ray(sources, kept) == expected
+    assert len(reading) > 4
+    reading.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("realm.documents.wikipedia.dumps._start", no_parser)
+        assert on_ray(sources, kept) == expected
+    assert not reading
+    os.utime("corpus/a.xml.bz2", ns=(0, 0))  # perhaps the dump is another one
+    assert on_ray(sources, kept) == expected
+    assert {part.path.name for part in reading} == {"a.xml.bz2"}
+
+
+def test_after_a_kill_a_cluster_reads_only_parts_that_are_not_kept(
+    sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    monkeypatch.setattr("realm.documents.parallel_reading.RESULT_RECORDS", 3)
+    documents = read_documents(sources[1:], report=ReadingReport(), kept=kept, engine=EngineConfig("ray"))
+    for _ in range(30):
+        next(documents)
+    documents.close()  # type: ignore[attr-defined]
+    before = list(reading)
+    reading.clear()
+    assert on_ray(sources[1:], kept) == read(sources[1:], 1)
+    assert len(before) > 1 and reading[0] == before[-1]  # the part that was read when the reading ended
+
+
+def test_damaged_values_of_a_part_are_read_again(
+    sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    monkeypatch.setattr("realm.documents.parallel_reading.RESULT_RECORDS", 3)
+    expected = on_ray(sources, kept)
+    with closing(sqlite3.connect(kept)) as database, database:
+        rows = database.execute("SELECT key, value FROM parts WHERE length(key) > 16 ORDER BY key").fetchall()
+        for number, (key, value) in enumerate(rows):
+            broken = (b"", value[:-9], kept_parts.zlib.compress(b"[[1, 2]]"), value)[number % 4]
+            database.execute("UPDATE parts SET value = ? WHERE key = ?", (broken, key))
+    reading.clear()
+    assert on_ray(sources, kept) == expected
+    assert not reading  # the process of the command reads these parts

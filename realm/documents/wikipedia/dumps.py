@@ -338,12 +338,12 @@ def _record(where: str, title: str, answer: bytes) -> Record | Unreadable:
 
 def _key(page: Page, dropped: list[str]) -> bytes:
     """Hash of all on which the result of parsing a page depends."""
-    content = "\0".join((_parser(), str(MOST_SECONDS), str(MOST_MEMORY), *dropped, page.markup or ""))
+    content = "\0".join((parser_version(), str(MOST_SECONDS), str(MOST_MEMORY), *dropped, page.markup or ""))
     return hashlib.blake2b(content.encode(), digest_size=16).digest()
 
 
 @cache
-def _parser() -> str:
+def parser_version() -> str:
     """The version of the parser's library, and a digest of the code that makes text from the parser's output."""
     code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("titles.py", "wikitext.py"))
     return f"{version('mwparserfromhell')} {hashlib.sha256(code).hexdigest()}"
