@@ -131,8 +131,10 @@ def parity(gpu: str | None, small: bool) -> dict[str, Any]:
         losses = {}
         for device in ("cpu", "cpu" if gpu is None else "cuda"):
             out = Path(folder) / f"{device}{len(losses)}"
+            # The candidates of the sampled gradient are drawn on the device, and a GPU draws others than a CPU.
             settings = (f"steps={steps}", f"device={device}", "precision=fp32", "dropout=0.0", "log_every=1",
-                        "refresh.in_background=false", "refresh.every=10", "health.gate=0.0")  # fmt: skip
+                        "refresh.in_background=false", "refresh.every=10", "health.gate=0.0",
+                        "reader_gradient=all")  # fmt: skip
             words = [word for one in settings for word in ("--set", one)]
             shared.run(
                 "pretrain", "--kb", kb, "--model", start, "--out", str(out), "--config", "tiny", *words

@@ -5,16 +5,27 @@ BM25 is the lexical baseline, and one of the two rankings that hybrid search fus
 Axis letters: B queries, K passages per query, N passages.
 """
 
+import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
-import bm25s
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN
 
 from realm.tokens.layouts import NULL_PASSAGE
+
+# If JAX is installed, bm25s imports it and computes something, and JAX then takes three quarters of the memory of each GPU.
+# With None in place of the module, `import jax` fails, and bm25s uses NumPy.
+_WITHOUT_JAX = "jax" not in sys.modules
+if _WITHOUT_JAX:
+    sys.modules["jax"] = None  # type: ignore[assignment]
+try:
+    import bm25s
+    from bm25s.stopwords import STOPWORDS_EN
+finally:
+    if _WITHOUT_JAX:
+        del sys.modules["jax"]
 
 QUESTION_WORDS = "who whom whose what which when where why how do does did were has have had".split()
 STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]

@@ -38,6 +38,8 @@ CHUNK = 1 << 18
 BLOCK = 1 << 12
 """Passages that a CPU converts to float32 at a time. The block has 2 MB if D is 128, so it is still in the cache when it is
 multiplied."""
+GROUP = 64
+"""Columns of which a GPU first compares only the largest score."""
 FLOAT32_NUMBERS = 1 << 21
 """Largest number of vector components for which a CPU keeps a float32 copy: 8 MB."""
 FEW_SCORES = 1 << 18
@@ -341,6 +343,27 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
 def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
     """`ranked` for float32 scores, without reading values, for which the CPU would have to wait for a GPU.
 
+    The k best scores of a row are in the k groups of `GROUP` columns with the largest maxima (of groups with equal maxima, the
+    first), so only the scores of these groups are sorted.
+    """
+    groups = score_BN.shape[1] // GROUP
+    if groups <= k:
+        number_BK = _largest(score_BN, k)
+        return Hits(score_BN.gather(1, number_BK), number_BK)
+    grouped = groups * GROUP
+    largest_BG = score_BN[:, :grouped].unflatten(1, (groups, GROUP)).amax(dim=2)
+    group_BK = _largest(largest_BG, k).sort(dim=1).values  # in rising order, as `_largest` needs the columns
+    column_BC = (group_BK[:, :, None] * GROUP + torch.arange(GROUP, device=score_BN.device)).flatten(1)
+    last_L = torch.arange(grouped, score_BN.shape[1], device=score_BN.device)  # columns that fill no group
+    column_BC = torch.cat([column_BC, last_L.expand(len(column_BC), -1)], dim=1)
+    score_BC = score_BN.gather(1, column_BC)
+    place_BK = _largest(score_BC, k)
+    return Hits(score_BC.gather(1, place_BK), column_BC.gather(1, place_BK))
+
+
+def _largest(score_BN: Tensor, k: int) -> Tensor:
+    """Columns of the k largest float32 scores, best first; of equal scores, the first columns.
+
     Score and column are joined to one whole number, so that no two columns are equal.
     """
     assert score_BN.dtype == torch.float32
@@ -349,8 +372,7 @@ def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
     last = score_BN.shape[1] - 1
     column_N = torch.arange(last, -1, -1, device=score_BN.device)
     best_BK = bits_BN.long().bitwise_left_shift_(32).add_(column_N).topk(k, dim=1).values
-    number_BK = last - (best_BK & 0xFFFFFFFF)
-    return Hits(score_BN.gather(1, number_BK), number_BK)
+    return last - (best_BK & 0xFFFFFFFF)
 
 
 def add_rests(parts: Sequence[Rest]) -> Rest:

@@ -1,5 +1,9 @@
 import math
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +83,18 @@ def test_corpora_without_words_rank_nothing(texts: list[str]) -> None:
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     Bm25Index(TITLES, TEXTS).search(["nile"], k=1)
     assert capfd.readouterr() == ("", "")
+
+
+def test_bm25_does_not_start_jax(tmp_path: Path) -> None:
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise SystemExit('jax was imported')\n")
+    code = "import realm.search.bm25; print('BM25 was imported'); import jax"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "BM25 was imported\n"
+    assert done.stderr == "jax was imported\n"  # by the last statement: other code can still import JAX

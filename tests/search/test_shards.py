@@ -108,16 +108,23 @@ def test_equal_scores_are_ranked_by_number_and_the_smaller_numbers_are_kept(rows
 NUMBERS = st.sampled_from([-np.inf, -3.0e38, -2.5, -1e-30, -0.0, 0.0, 1e-30, 2.5, 3.0e38])
 
 
-@given(rows=st.lists(st.lists(NUMBERS, min_size=7, max_size=7), min_size=1, max_size=4), k=st.integers(0, 9))
-def test_a_device_ranks_as_a_cpu(rows, k):
+@given(
+    rows=st.lists(st.lists(NUMBERS, min_size=11, max_size=11), min_size=1, max_size=4),
+    k=st.integers(0, 13),
+    group=st.integers(1, 12),
+)
+def test_a_device_ranks_as_a_cpu(rows, k, group):
     score_BN = torch.tensor(rows, dtype=torch.float32)
-    found, wanted = exact._ranked_on_device(score_BN, min(k, 7)), ranked(score_BN, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "GROUP", group)
+        found, wanted = exact._ranked_on_device(score_BN, min(k, 11)), ranked(score_BN, k)
     assert torch.equal(found.number_BK, wanted.number_BK)
     assert torch.equal(found.score_BK, wanted.score_BK)
 
 
-def test_ranking_on_a_device_reads_no_value():
-    hits = ranked(torch.empty(3, 9, device="meta"), 4)  # reading a value of this device is an error
+@pytest.mark.parametrize("columns", [9, 1000])
+def test_ranking_on_a_device_reads_no_value(columns):
+    hits = ranked(torch.empty(3, columns, device="meta"), 4)  # reading a value of this device is an error
     assert hits.number_BK.shape == hits.score_BK.shape == (3, 4)
 
 
