@@ -1,12 +1,12 @@
-"""Environment variables that torch and its libraries read when they are imported, and the cores of this machine."""
+"""Environment variables that torch, NumPy and their libraries read when they are imported, and the cores of this machine."""
 
 import os
 
 
 def set_torch_environment() -> None:
-    """Sets variables for the threads and caches of torch. Values that the user has set are not changed.
+    """Sets variables for the threads and caches of torch and NumPy. Values that the user has set are not changed.
 
-    Call this function before torch is imported.
+    Call this function before torch and NumPy are imported.
     """
     # OpenMP threads must not spin at barriers while an index build or another program needs the cores, because training steps
     # would take several times as long (docs/experiments). Without any spinning, small products would be slower. Therefore a
@@ -14,6 +14,9 @@ def set_torch_environment() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    # NumPy's BLAS only computes the small products of the tagger. With several threads they take as long on an idle machine, and
+    # several times as long if other processes use the cores, such as those of `kb build --processes`.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # oneDNN caches a compiled kernel for each shape. Texts have many lengths, and the default of 1,024 kernels needs much
     # memory. Torch has another cache of kernels in each thread.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")

@@ -245,6 +245,18 @@ def test_what_the_environment_says_of_waiting_threads_stays(set_before, policy, 
     assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == (policy, spins)
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs the list of threads of Linux")
+def test_products_of_numpy_have_one_thread():
+    """Several processes tag documents; with a thread per core in each of them, a build took four times as long."""
+    code = (
+        "import os, sys, realm.cli; assert 'numpy' not in sys.modules; realm.cli.set_torch_environment(); "
+        "import numpy; numpy.ones((2000, 99)) @ numpy.ones((99, 2000)); print(len(os.listdir('/proc/self/task')))"
+    )
+    given = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+
+
 @pytest.mark.parametrize("value", ["1" * 5000, "[" * 3000])
 def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: str, tmp_path: Path) -> None:
     @dataclasses.dataclass(frozen=True)
