@@ -32,7 +32,7 @@ BATCH_TOKENS = 4096
 """Largest number of tokens in a batch on a CPU, including padding."""
 GPU_SHARE, TOKEN_BYTES = 1 / 16, 64
 """Share of the memory of a GPU for the states of a batch, and their bytes per token and hidden unit: 16 numbers of 32 bits,
-because a layer is four times as wide inside, and several states exist at a time. No GPU has been tried."""
+because a layer is four times as wide inside, and several states exist at a time."""
 
 
 @dataclass(frozen=True)
