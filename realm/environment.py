@@ -14,8 +14,8 @@ def set_torch_environment() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
-    # NumPy's BLAS only computes the small products of the tagger. With several threads they take as long on an idle machine, and
-    # several times as long if other processes use the cores, such as those of `kb build --processes`.
+    # NumPy's BLAS is used only for small products (tagger, calibration). Several threads do not make these faster on an idle
+    # machine, and make them several times slower if other processes use the cores, such as those of `kb build --processes`.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # oneDNN caches a compiled kernel for each shape. Texts have many lengths, and the default of 1,024 kernels needs much
     # memory. Torch has another cache of kernels in each thread.

@@ -141,7 +141,7 @@ WRITERS = {
         "a value of its own database: tests/documents/test_kept_records.py"
     ],
     "documents/kept_records.py _key": ["what a hash is of: never written"],
-    "documents/wikipedia/kept_parts.py KeptParts.keep": [
+    "documents/wikipedia/kept_parts.py _encoded": [
         "a value of its own database: tests/documents/test_parallel_reading.py"
     ],
     "documents/wikipedia/kept_parts.py key_of_part": ["what a hash is of: never written"],

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from realm.documents.child_process import ReaderProcess, record_of_json
-from realm.documents.formats.records import SURROGATE, Limits, Record, Unreadable
+from realm.documents.formats.records import Limits, Record, Unreadable, checked
 from realm.documents.sources import state_of
 from realm.kept_values import KeptValues
 
@@ -97,24 +97,15 @@ def _records(value: bytes, path: Path, limits: Limits) -> list[Record] | None:
 
 
 def _moved(record: Record, before: str, path: Path) -> Record:
-    """The record of a file that had the path `before`, checked as a value from outside.
+    """The record of a file that had the path `before`.
 
     Raises:
         ValueError: no reader makes such a record of the file.
         TypeError: a value is not of the type of its field.
     """
-    parts = (*(record.links or ()), *record.sections)
-    optional = [one for one in (record.id, record.assumed) if one is not None]
-    texts = (before, record.where, record.title, record.text, *optional, *(title for _, title in parts))
-    good = (
-        not SURROGATE.search("".join(texts))
-        and bool(record.text)
-        and isinstance(record.fields, dict)
-        and all(type(start) is int and 0 <= start <= len(record.text) for start, _ in parts)
-        and Path(before).name == path.name  # the key depends on the name
-        and record.where.startswith(before)
-    )
-    if not good:
+    record = checked(record)
+    # the key depends on the name
+    if Path(before).name != path.name or not record.where.startswith(before):
         raise ValueError(record)
     own = path.as_posix() if record.id == Path(before).as_posix() else record.id
     return record._replace(where=f"{path}{record.where.removeprefix(before)}", id=own)

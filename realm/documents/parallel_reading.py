@@ -67,10 +67,12 @@ class Left(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Some of the records of a block, in order. If the records are kept, the file of the block takes their place."""
+    """Some of the records of a block, in order; none, if the records are kept."""
 
     records: list[Record | Unreadable | Left]
     block: Block
+    number: int
+    """The number of earlier results of the block."""
     last: bool
     """Whether these are the last records of the block."""
 
@@ -144,33 +146,32 @@ def _records(
     read_here: Callable[[Left], Iterator[Record | Unreadable]],
     parts: KeptParts | None,
 ) -> Iterator[tuple[Record | Unreadable, SplitDump | None]]:
-    """The records of the results, each with the dump of which it is a part; the records of parts with a key are kept."""
-    count = 0  # of values that are kept of the current part; -1: it is not kept
+    """Each record with its dump, or with None. The records of parts that have a key are kept."""
+    unkept: bytes | None = None  # key of a part that was not read to its end; another reading may succeed
     for found in results:
         block = found.block
-        if block.known and parts is not None and block.key is not None:
-            for one in _known(block.key, parts, read_here, found.records):
-                yield one, block.dump
-            continue
-        is_whole = not any(isinstance(one, Left) for one in found.records)
         if parts is not None and block.key is not None:
-            if is_whole and count >= 0:
-                parts.keep(block.key, count, [one for one in found.records if not isinstance(one, Left)])
-            count = count + 1 if is_whole and count >= 0 else -1
-            if found.last:
-                if count > 0:
-                    parts.complete(block.key, count)
-                count = 0
-        for left in found.records:
-            for one in read_here(left) if isinstance(left, Left) else (left,):
-                yield one, block.dump
+            if block.known:
+                yield from ((one, block.dump) for one in _known(block, block.key, parts, read_here))
+                continue
+            if any(_fails(one, found.block) for one in found.records):
+                unkept = block.key
+            if block.key != unkept:
+                whole = [one for one in found.records if not isinstance(one, Left)]
+                parts.keep(block.key, found.number, whole, found.last)
+        for one in found.records:
+            for record in read_here(one) if isinstance(one, Left) else (one,):
+                yield record, block.dump
+
+
+def _fails(one: Record | Unreadable | Left, block: Block) -> bool:
+    """Whether a part was not read to its end. A problem of a page names the page; a problem of the part names the dump."""
+    of_part = isinstance(one, Unreadable) and block.dump is not None and one.where == str(block.dump.path)
+    return of_part or isinstance(one, Left)
 
 
 def _known(
-    key: bytes,
-    parts: KeptParts,
-    read_here: Callable[[Left], Iterator[Record | Unreadable]],
-    files: Iterable[Record | Unreadable | Left],
+    block: Block, key: bytes, parts: KeptParts, read_here: Callable[[Left], Iterator[Record | Unreadable]]
 ) -> Iterator[Record | Unreadable]:
     """The records of a part that are kept; the part is read if a value is damaged."""
     done = 0
@@ -179,20 +180,19 @@ def _known(
             yield from values
             done += len(values)
     except ValueError:
-        for left in files:
-            assert isinstance(left, Left)
-            yield from islice(read_here(left), done, None)
+        ((file, _),) = block.files
+        yield from islice(read_here(Left(file)), done, None)
 
 
 def _with_keys(blocks: Iterator[Block], limits: Limits, parts: KeptParts | None) -> Iterator[Block]:
     """The blocks; a part of a dump has a key, and is marked if its records are kept."""
     for block in blocks:
-        ((_, state),) = block.files if block.dump is not None else ((None, None),)
-        if parts is None or block.part is None or state is None:
-            yield block
-            continue
-        key = key_of_part(block.part, *state, limits)
-        yield block._replace(key=key, known=parts.has(key))
+        if parts is not None and block.part is not None:
+            ((_, state),) = block.files
+            if state is not None:
+                key = key_of_part(block.part, *state, limits)
+                block = block._replace(key=key, known=parts.has(key))
+        yield block
 
 
 def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
@@ -289,19 +289,19 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
             yield from ones
 
     def read(block: Block) -> Iterator[Found]:
-        if block.known:
-            yield Found([Left(file) for file, _ in block.files], block, True)
-            return
         found: list[Record | Unreadable | Left] = []
-        chars = 0
+        if block.known:
+            yield Found(found, block, 0, True)
+            return
+        number = chars = 0
         for file, state in block.files:
             for one in records(file, state):
                 found.append(one)
                 chars += len(one.text) if isinstance(one, Record) else 0
                 if chars >= RESULT_CHARS or len(found) >= RESULT_RECORDS:
-                    yield Found(found, block, False)
-                    found, chars = [], 0
-        yield Found(found, block, True)
+                    yield Found(found, block, number, False)
+                    found, number, chars = [], number + 1, 0
+        yield Found(found, block, number, True)
 
     return read
 

@@ -48,7 +48,7 @@ MASKED_SHARE = 0.2
 TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
 """Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
 TAGGING_SECONDS = {"realm": 0.49e-3 / 109, "rules": 0.8e-3 / 215}
-"""Tagger -> core seconds per wordpiece for finding names."""
+"""Tagger -> core seconds per wordpiece for finding names (docs/scaling.md)."""
 SPACY_SECONDS, CLASSIFIER_SECONDS, REST_SECONDS = 19e-3 / 215, 2 * 85e6 / 1e11, 0.13e-3 / 109
 """Core seconds per wordpiece of a build: for finding names with spaCy's en_core_web_sm, as measured in docs/scaling.md; for
 finding names with a token classifier of the size of BERT-base, on a core with 100 GFLOP/s; and for all other work."""

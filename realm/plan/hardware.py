@@ -38,7 +38,8 @@ class Hardware:
     memory_gb: float
     """Memory of one device in GB."""
     tflops: float
-    """Speed of training on one device in 10^12 FLOP per second; on a GPU 20 to 45 % of the value in the data sheet."""
+    """Speed of training on one device in 10^12 FLOP per second; on a GPU about 20 % of the value in the data sheet (estimated
+    in docs/scaling.md)."""
     memory_gb_per_s: float
     """Memory bandwidth of one device in GB per second."""
     network_gb_per_s: float = 0.0

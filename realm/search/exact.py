@@ -11,7 +11,8 @@ Passages with equal scores are ordered by passage number, also where a hit list 
 parts: the hits of the parts, merged by `merge_hits`, are the hits of the whole index, and `add_rests` does the same for the
 softmax.
 
-Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index.
+Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index, G groups of
+columns, L columns after the last group, M columns that are sorted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -347,18 +348,18 @@ def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
     first), so only the scores of these groups are sorted.
     """
     groups = score_BN.shape[1] // GROUP
-    if groups <= k:
+    if groups <= 4 * k:
         number_BK = _largest(score_BN, k)
         return Hits(score_BN.gather(1, number_BK), number_BK)
     grouped = groups * GROUP
     largest_BG = score_BN[:, :grouped].unflatten(1, (groups, GROUP)).amax(dim=2)
     group_BK = _largest(largest_BG, k).sort(dim=1).values  # in rising order, as `_largest` needs the columns
-    column_BC = (group_BK[:, :, None] * GROUP + torch.arange(GROUP, device=score_BN.device)).flatten(1)
+    column_BM = (group_BK[:, :, None] * GROUP + torch.arange(GROUP, device=score_BN.device)).flatten(1)
     last_L = torch.arange(grouped, score_BN.shape[1], device=score_BN.device)  # columns that fill no group
-    column_BC = torch.cat([column_BC, last_L.expand(len(column_BC), -1)], dim=1)
-    score_BC = score_BN.gather(1, column_BC)
-    place_BK = _largest(score_BC, k)
-    return Hits(score_BC.gather(1, place_BK), column_BC.gather(1, place_BK))
+    column_BM = torch.cat([column_BM, last_L.expand(len(column_BM), -1)], dim=1)
+    score_BM = score_BN.gather(1, column_BM)
+    place_BK = _largest(score_BM, k)
+    return Hits(score_BM.gather(1, place_BK), column_BM.gather(1, place_BK))
 
 
 def _largest(score_BN: Tensor, k: int) -> Tensor:

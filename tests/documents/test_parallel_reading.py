@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from zlib import compress
 
 import lance
 import pytest
@@ -194,17 +195,40 @@ def test_a_cluster_does_not_read_the_parts_of_a_dump_again(
     sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = tmp_path / "parsed.sqlite"
-    expected = read(sources, 1)
+    expected, whole = read(sources, 1), read(sources[1:2], 1)
     assert on_ray(sources, kept) == expected
     assert len(reading) > 4
     reading.clear()
     with monkeypatch.context() as patch:
         patch.setattr("realm.documents.wikipedia.dumps._start", no_parser)
-        assert on_ray(sources, kept) == expected
+        assert on_ray(sources[1:2], kept) == whole
     assert not reading
-    os.utime("corpus/a.xml.bz2", ns=(0, 0))  # perhaps the dump is another one
     assert on_ray(sources, kept) == expected
+    (damaged,) = set(reading)  # another reading may succeed
+    assert damaged.path.name == "d.xml.bz2"
+    reading.clear()
+    os.utime("corpus/a.xml.bz2", ns=(0, 0))  # perhaps the dump is another one
+    assert on_ray(sources[1:2], kept) == whole
     assert {part.path.name for part in reading} == {"a.xml.bz2"}
+
+
+def test_a_part_that_a_cluster_once_could_not_read_is_read_again(
+    sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    monkeypatch.setattr("realm.documents.parallel_reading.RESULT_RECORDS", 3)
+    submit = dumps._Workers.submit
+
+    def failing(self: dumps._Workers, where: str, page: dumps.Page, dropped: list[str]) -> Callable[[], Any]:
+        if page.title == "Page 40":
+            raise OSError("no process can be started")
+        return submit(self, where, page, dropped)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(dumps._Workers, "submit", failing)
+        _, left_out = on_ray(sources[1:2], kept)
+    assert "corpus/a.xml.bz2: that cannot be opened" in left_out
+    assert on_ray(sources[1:2], kept) == read(sources[1:2], 1)
 
 
 def test_after_a_kill_a_cluster_reads_only_parts_that_are_not_kept(
@@ -227,12 +251,39 @@ def test_damaged_values_of_a_part_are_read_again(
 ) -> None:
     kept = tmp_path / "parsed.sqlite"
     monkeypatch.setattr("realm.documents.parallel_reading.RESULT_RECORDS", 3)
-    expected = on_ray(sources, kept)
+    expected = on_ray(sources[1:2], kept)
     with closing(sqlite3.connect(kept)) as database, database:
         rows = database.execute("SELECT key, value FROM parts WHERE length(key) > 16 ORDER BY key").fetchall()
+        record = b'[["record", "a", "b", "c", [[-5, "d"]]]]'
         for number, (key, value) in enumerate(rows):
-            broken = (b"", value[:-9], kept_parts.zlib.compress(b"[[1, 2]]"), value)[number % 4]
+            broken = (b"", value[:-9], compress(b"[[1, 2]]"), compress(record), value)[number % 5]
             database.execute("UPDATE parts SET value = ? WHERE key = ?", (broken, key))
     reading.clear()
-    assert on_ray(sources, kept) == expected
+    assert on_ray(sources[1:2], kept) == expected
     assert not reading  # the process of the command reads these parts
+
+
+@pytest.mark.parametrize("count", [None, b"", b"1", compress(b"0"), compress(b"-1"), compress(b"[1]")])
+def test_a_part_whose_number_of_values_is_damaged_is_read_again(
+    count: bytes | None, sources: list[str], tmp_path: Path, reading: list[object]
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    expected = on_ray(sources[1:2], kept)
+    with closing(sqlite3.connect(kept)) as database, database:
+        change = "DELETE FROM parts" if count is None else "UPDATE parts SET value = :count"
+        database.execute(f"{change} WHERE length(key) = 16", {"count": count})
+    reading.clear()
+    assert on_ray(sources[1:2], kept) == expected
+    assert reading
+
+
+def test_a_part_whose_values_vanish_while_the_cluster_works_is_read_here(
+    sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "parsed.sqlite"
+    expected = on_ray(sources[1:2], kept)
+    monkeypatch.setattr(kept_parts.KeptParts, "_count", lambda self, key: None)
+    monkeypatch.setattr(kept_parts.KeptParts, "has", lambda self, key: True)
+    reading.clear()
+    assert on_ray(sources[1:2], kept) == expected
+    assert not reading

@@ -227,3 +227,24 @@ def _sections(title: str, passages: Sequence[tuple[str | None, str]]) -> tuple[S
 
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def checked(record: Record) -> Record:
+    """The record, if a reader can have made it; for a record from a database.
+
+    Raises:
+        ValueError: no reader makes such a record.
+        TypeError: a value is not of the type of its field.
+    """
+    parts = (*(record.links or ()), *record.sections)
+    optional = [one for one in (record.id, record.assumed) if one is not None]
+    texts = (record.where, record.title, record.text, *optional, *(title for _, title in parts))
+    good = (
+        not SURROGATE.search("".join(texts))
+        and bool(record.text)
+        and isinstance(record.fields, dict)
+        and all(type(start) is int and 0 <= start <= len(record.text) for start, _ in parts)
+    )
+    if not good:
+        raise ValueError(record)
+    return record
