@@ -185,15 +185,17 @@ def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server
     for thread in threads:
         thread.start()
     client = own_server.client(TOKEN)
-    for number in range(10):
-        text = f"Place {number} lies on the {RIVERS[number % 4]}, far from place {number + 1}."
-        client.add([{"id": f"place {number}", "title": f"Place {number}", "text": text}])
-        assert f"place {number}" in {p["document"] for p in client.retrieve(text, "dense", 100)}
-        if number % 5 == 4:
-            client.delete(f"place {number}")
-    stop.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for number in range(10):
+            text = f"Place {number} lies on the {RIVERS[number % 4]}, far from place {number + 1}."
+            client.add([{"id": f"place {number}", "title": f"Place {number}", "text": text}])
+            assert f"place {number}" in {p["document"] for p in client.retrieve(text, "dense", 100)}
+            if number % 5 == 4:
+                client.delete(f"place {number}")
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
     assert problems == [] and len(asked) > 20
     there = {p.document_id for p in KnowledgeBase.open(own_server.kb)}
     assert {f"place {n}" for n in range(10) if n % 5 != 4} <= there

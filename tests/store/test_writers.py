@@ -181,6 +181,23 @@ def test_change_that_is_refused_leaves_no_files(kb: KnowledgeBase) -> None:
     assert data_files(kb) == before
 
 
+def test_a_version_that_is_committed_while_a_reader_opens_the_one_before_is_not_reported_as_lost(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions_of = table.versions_of
+
+    def and_then_another(path: Path) -> list[int]:
+        found = versions_of(path)
+        monkeypatch.setattr(table, "versions_of", versions_of)
+        writer.add([document(0)], TinyTagger())
+        return found
+
+    writer = KnowledgeBase.open(kb.folder)
+    monkeypatch.setattr(table, "versions_of", and_then_another)
+    reader = table.open_table(kb.folder / TABLE)
+    assert table.open_table(kb.folder / TABLE).version > reader.version
+
+
 def test_interruption_right_after_a_commit_takes_nothing_of_it_back(
     kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

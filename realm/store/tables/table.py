@@ -78,7 +78,7 @@ def newest_version(path: Path) -> int | None:
 
 def was_committed(path: Path) -> bool:
     """Whether the table has a version, or had one according to the list of digests."""
-    return newest_version(path) is not None or any(_lost(path, None))
+    return newest_version(path) is not None or any(_lost(path))
 
 
 def committed(path: Path, version: int) -> float:
@@ -95,7 +95,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     """
     newest = newest_version(path)
     if newest is None:
-        refuse_damaged(path, _lost(path, None))
+        refuse_damaged(path, _lost(path))
         raise InputError(f"{path} holds no table")
     number = newest if version is None else version
     try:
@@ -106,7 +106,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
             return open_table(path)
         raise InputError(f"{path} has no version {number}: the newest is {newest}") from None
     with _kept_open(lease):
-        refuse_damaged(path, _lost(path, newest))
+        refuse_damaged(path, _lost(path))
         refuse_damaged(path, changed_files(path, [manifest_of(path, number)]))
         try:
             table = lance.dataset(path, version=number)
@@ -445,10 +445,12 @@ def _kept_open(descriptor: int) -> Iterator[None]:
         raise
 
 
-def _lost(path: Path, newest: int | None) -> Iterator[str]:
+def _lost(path: Path) -> Iterator[str]:
     """A message if the newest version with a recorded digest is missing."""
     name = re.compile(rf"{re.escape(path.name)}/_versions/(\d{{20}})\.manifest")
     committed = [_LAST - int(found[1]) for found in map(name.fullmatch, recorded_digests(path)) if found]
+    # The digests are read before the names of the versions, because another process can commit a version in between.
+    newest = newest_version(path)
     if committed and max(committed) > (newest or 0):
         there = f"version {newest}" if newest else "no version"
         yield (
