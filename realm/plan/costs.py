@@ -17,18 +17,22 @@ TRAINED, RECOMPUTED = 3, 4
 UPDATE_BYTES = 44
 """Bytes that an update reads and writes per trained weight. AdamW reads the weight, the gradient and two averages, and writes
 the weight and both averages (28 bytes). Before this, the gradient is written, read for its norm, and scaled (16 bytes)."""
+WORDS_BACKWARD, TABLE_BYTES = 12, 16
+"""Traffic of the backward pass of a bag-of-words tower, in forward passes, measured on a CPU (docs/scaling.md); the gradients of
+single words are added one by one. And bytes that are read and written per number of the table of embeddings, because its gradient
+is filled with zeros, and then added to that of the other tower."""
 STATE_BYTES = 12
 """Bytes that stay in memory per trained weight, in addition to the weight: the gradient and two averages."""
 
 
-SENTENCE_SECONDS, QUERY_SECONDS, ROW_SECONDS = 6e-5, 1e-4, 2e-5
+SENTENCE_SECONDS, QUERY_SECONDS, ROW_SECONDS = 1e-5, 8e-5, 4e-6
 """Core seconds that Python needs to draw a sentence, to draw a masked query, and to pack a row (docs/scaling.md)."""
-CANDIDATES_SECONDS, RETRIEVED_SECONDS = 2e-3, 5e-5
+CANDIDATES_SECONDS, RETRIEVED_SECONDS = 1e-3, 5e-5
 """Core seconds that Python needs to choose the candidates of a query, and to search a retrieved passage for an answer
 (docs/scaling.md)."""
 FORWARD_SPEED = 1.2
 """An index build computes no gradient, and makes this many times the FLOP per second of a training step (docs/scaling.md)."""
-EMBEDDED_SECONDS = 1e-5
+EMBEDDED_SECONDS = 4e-6
 """Core seconds that Python needs to pack a passage in an index build, where many passages are packed together
 (docs/scaling.md)."""
 
@@ -74,6 +78,17 @@ def tower_work(encoder: BertConfig, embedder: EmbedderConfig, rows: float, lengt
     if embedder.pooling == "words":  # a sum of word embeddings
         return projection + Work(0, 4 * rows * length * hidden)
     return projection + Work(rows * layers_flop(encoder, length, 1 if embedder.pooling == "cls" else length))
+
+
+def trained_tower_work(
+    encoder: BertConfig, embedder: EmbedderConfig, rows: float, length: float, passes: int
+) -> Work:
+    """Forward and backward pass of a tower on `rows` rows of `length` tokens. `passes` is TRAINED or RECOMPUTED."""
+    forward = tower_work(encoder, embedder, rows, length)
+    if embedder.pooling != "words":
+        return forward.times(passes)
+    table = Work(0, TABLE_BYTES * encoder.vocab_size * encoder.hidden_size)
+    return Work(forward.flop * passes, forward.traffic * (passes - 2 + WORDS_BACKWARD)) + table
 
 
 def reading_work(encoder: BertConfig, rows: float, length: float, masked: float) -> Work:

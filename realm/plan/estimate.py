@@ -32,6 +32,7 @@ from realm.plan.costs import (
     layers_flop,
     reading_work,
     tower_work,
+    trained_tower_work,
 )
 from realm.plan.hardware import Clock, Hardware, measure
 from realm.plan.preset import Corpus, Preset
@@ -257,7 +258,7 @@ class Plan:
 
     def _ict(self, config: IctConfig, devices: int) -> _Share:
         rows = config.batch_size / devices
-        work = (self._towers(rows, self._query) + self._towers(rows, self._passage)).times(_cost(config))
+        work = self._cloze(config, rows)
         longest = self._passage
         return _Share(
             work + _python(config.batch_size * SENTENCE_SECONDS, 2 * rows),
@@ -274,10 +275,10 @@ class Plan:
         queries, candidates = config.batch_size / devices, config.candidates
         frozen = config.passage_encoder == "frozen"
         passages = 0.0 if frozen else queries * (candidates - 1) + 1
-        trained = self._towers(queries, self._query) + self._towers(passages, self._passage)
-        work = (
-            self._towers(queries, self._query) + trained.times(_cost(config)) + self._search(config, devices)
-        )
+        work = self._towers(queries, self._query) + self._search(config, devices)
+        work += self._trained_towers(config, queries, self._query)
+        if not frozen:
+            work += self._trained_towers(config, passages, self._passage)
         chosen = config.batch_size * QUERY_SECONDS + queries * CANDIDATES_SECONDS
         work += _python(chosen, queries * 2 * candidates)
         beside = reading_work(encoder, queries * (candidates - 1), self.joint, MASKED)
@@ -297,8 +298,7 @@ class Plan:
                 tokens += queries * self.joint
         if config.ict:
             rows = config.ict_batch / devices
-            cloze = self._towers(rows, self._query) + self._towers(rows, self._passage)
-            work += cloze.times(_cost(config)) + _python(config.ict_batch * SENTENCE_SECONDS, 2 * rows)
+            work += self._cloze(config, rows) + _python(config.ict_batch * SENTENCE_SECONDS, 2 * rows)
             tokens += 0.0 if self._embedder.pooling == "words" else rows * (self._query + self._passage)
         towers = self._parameters.towers + (self._parameters.tower if frozen and self._embedder.shared else 0)
         moved = towers - (self._parameters.passage_encoder if frozen else 0)
@@ -324,11 +324,11 @@ class Plan:
         tokens = (questions if sampled else rows) * joint
         trained, towers = self._parameters.encoder, self._parameters.towers
         if config.retriever_rate:
-            work += self._towers(questions, self._query).times(_cost(config))
+            work += self._trained_towers(config, questions, self._query)
             tokens += 0.0 if self._embedder.pooling == "words" else questions * self._query
             trained += self._parameters.tower
         if config.update_passages:
-            work += self._towers(rows, self._passage).times(_cost(config))
+            work += self._trained_towers(config, rows, self._passage)
         elif self._embedder.shared:
             towers += self._parameters.tower  # the passage tower is not trained, so the towers are separate
         shares = devices if config.update_passages else 1  # parts of the index
@@ -342,6 +342,16 @@ class Plan:
 
     def _towers(self, rows: float, length: float) -> Work:
         return tower_work(self._encoder, self._embedder, rows, length)
+
+    def _trained_towers(self, config: RunConfig, rows: float, length: float) -> Work:
+        return trained_tower_work(self._encoder, self._embedder, rows, length, _cost(config))
+
+    def _cloze(self, config: RunConfig, rows: float) -> Work:
+        """Work of the inverse cloze task on `rows` sentences and their passages."""
+        sentences, passages = (
+            self._trained_towers(config, rows, length) for length in (self._query, self._passage)
+        )
+        return sentences + passages
 
     def _search(self, config: PretrainConfig | FinetuneConfig, devices: int) -> Work:
         """One device's share of the search; with `normalise` "index" also of the softmax over the index.

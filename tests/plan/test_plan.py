@@ -1,7 +1,10 @@
 """The arithmetic of `realm plan` against counters of torch, and its predictions against steps that are measured here."""
 
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -294,3 +297,68 @@ def test_a_planned_index_takes_the_time_of_a_measured_one(pooling, tmp_path) -> 
             embed_passages(model, opened.tokens, numbers, description=None)
         took.append(time.process_time() - started)
     assert statistics.median(planned) == pytest.approx(statistics.median(took), rel=0.25)
+
+
+@pytest.mark.slow
+def test_planned_memory_is_that_of_measured_processes(tmp_path) -> None:
+    """Peak memory of training processes on a CPU, in which weights and activations need more than the libraries."""
+    config, documents, kb = tmp_path / "c.toml", tmp_path / "documents.jsonl", tmp_path / "kb"
+    config.write_text(
+        """
+        [kb]
+        tagger = "rules"
+        [mlm]
+        steps = 2
+        batch_size = 64
+        [mlm.encoder]
+        layers = 8
+        hidden = 768
+        heads = 12
+        [mlm.embedder]
+        pooling = "mean"
+        [ict]
+        steps = 2
+        batch_size = 64
+        [pretrain]
+        steps = 2
+        batch_size = 8
+        candidates = 6
+        reader_gradient = "all"
+        ict = 0
+        [pretrain.refresh]
+        every = 0
+        [pretrain.health]
+        gate = 0
+        margin = -1
+        queries = 1
+        """,
+        encoding="utf-8",
+    )
+    rng = np.random.default_rng(0)
+    words = ["river", "town", "bridge", "king", "market", "road", "castle", "island", "war", "church"]
+    lines = (
+        " ".join(f"In {1500 + y} the {' '.join(rng.choice(words, 12))} of Vienna was old." for y in range(9))
+        for _ in range(100)
+    )
+    documents.write_text(
+        "".join(
+            json.dumps({"id": str(n), "title": f"Town {n}", "text": text}) + "\n"
+            for n, text in enumerate(lines)
+        )
+    )
+    build = ["kb", "build", str(documents), "--out", str(kb), "--config", str(config)]
+    assert main([*build, "--tokenizer", "package:realm-mini"]) == 0
+    plan = Plan(Preset.read(str(config)), Corpus.of(KnowledgeBase.open(kb)), Hardware(1, 1, 1, 1))
+    process_gb = plan.corpus_costs()["process_memory_gb"]
+    stages = {stage.stage: stage for stage in plan.stages()}
+    for name, start in (
+        ("mlm", []),
+        ("ict", ["--init", str(tmp_path / "mlm")]),
+        ("pretrain", ["--model", str(tmp_path / "ict")]),
+    ):
+        command = [name, "--kb", str(kb), "--config", str(config), "--out", str(tmp_path / name), *start]
+        child = subprocess.Popen([sys.executable, "-m", "realm", *command, "--set", "device=cpu"])
+        _, status, usage = os.wait4(child.pid, 0)
+        assert status == 0
+        planned_gb = stages[name].memory.total / 1e9 + process_gb
+        assert planned_gb == pytest.approx(usage.ru_maxrss * 1024 / 1e9, rel=0.25), name
