@@ -85,15 +85,23 @@ def embed_passages(
 
 
 def pooled_states(
-    tower: Tower, tokens: PassageTokens, numbers: np.ndarray, tokenizer: Tokenizer, lengths: Lengths
+    tower: Tower,
+    tokens: PassageTokens,
+    numbers: np.ndarray,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    kept: Kept | None = None,
 ) -> Tensor:
-    """Pooled states of the given passages, before the projection of the tower -> [n, H] float32."""
+    """Pooled states of the given passages, before the projection of the tower -> [n, H] float32; with `kept` float16.
+
+    States that an interrupted call saved in `kept` are not computed again.
+    """
 
     def pooled(inputs: Tokens) -> Tensor:
         return tower.pooled(inputs).float()
 
     rows = _Rows(tokens, numbers, tokenizer, lengths, tower.projection.weight.device)
-    return _embed(tower, pooled, rows, "pool")
+    return _embed(tower, pooled, rows, "pool", kept=kept)
 
 
 class _Rows(NamedTuple):
@@ -153,7 +161,7 @@ def _embed(
     report_done: Callable[[int], None] | None = None,
     kept: Kept | None = None,
 ) -> Tensor:
-    """`function` of the inputs of each row, in the order of `rows.numbers`."""
+    """`function` of the inputs of each row, in the order of `rows.numbers`; with `kept` in float16."""
     budget = batch_tokens(rows.device, tower.projection.in_features)
     count, batches = len(rows.numbers), batches_by_length(rows.input_lengths(), budget)
     result: Tensor | None = None
@@ -176,6 +184,7 @@ def _embed(
         with one_at_a_time:
             if result is None:
                 result = values.new_empty(count, values.shape[1])
+            values = values.to(result.dtype)
             result[torch.from_numpy(batch)] = values
             if kept is not None:
                 kept.add(batch, values.numpy())

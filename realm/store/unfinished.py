@@ -3,7 +3,7 @@
     KB/indexes/<fingerprint>/unfinished-<model>-<share>    a record per passage: key, vector, CRC-32 of key and vector
 
 <model> is the fingerprint of the model. <share> stands for the passages of one process: 0-of-2 is every second passage, from
-passage 0 on.
+passage 0 on. A training run with a frozen passage encoder saves the states of passages in its folder in the same way.
 
 A build appends the records of each batch, and removes the file after the version is published. Records that are incomplete or
 damaged, for example after a kill or a power failure, are ignored.

@@ -19,6 +19,7 @@ from realm.model.device import Precision, autocast
 from realm.model.embedder import Tower
 from realm.model.folder import Model
 from realm.model.modes import evaluating
+from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import passage_inputs
 from realm.train.sharding import whole_model
@@ -52,22 +53,32 @@ class CachedPassageStates:
 def cached_passage_states(
     kb: KnowledgeBase, model: Model, folder: Path, precision: Precision
 ) -> CachedPassageStates:
-    """Loads the states that an interrupted run saved in `folder`; if there are none, computes and saves the states."""
+    """Loads the states that an interrupted run saved in `folder`; if there are none, computes and saves the states.
+
+    If the process is killed while it computes the states, the next call continues.
+    """
     file = folder / "states.npy"
     model = whole_model(model)
     if distributed.is_main_process() and not file.exists():
-        states_NH = _compute(kb, model, precision)
+        states_NH = _compute(kb, model, folder, precision)
         writing = file.with_suffix(".writing.npy")
         np.save(writing, states_NH)
         os.replace(writing, file)
+        unfinished.forget(folder)
     distributed.barrier()
     return CachedPassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
 
 
 @torch.no_grad()
-def _compute(kb: KnowledgeBase, model: Model, precision: Precision) -> np.ndarray:
+def _compute(kb: KnowledgeBase, model: Model, folder: Path, precision: Precision) -> np.ndarray:
     tower, nothing = model.embedder.passage, [np.zeros(0, dtype=np.int64)]
-    with autocast(model.device, precision), evaluating(tower):
-        states_NH = pooled_states(tower, kb.tokens, np.arange(len(kb)), model.tokenizer, model.lengths)
+    fingerprint, hidden = model.compute_passage_fingerprint(), model.embedder.encoder_config.hidden_size
+    with (
+        autocast(model.device, precision),
+        evaluating(tower),
+        unfinished.kept(folder, fingerprint, "states", kb.keys_N, hidden) as kept,
+    ):
+        numbers = np.arange(len(kb))
+        states_NH = pooled_states(tower, kb.tokens, numbers, model.tokenizer, model.lengths, kept)
         null = tower.pooled(passage_inputs(nothing, nothing, model.tokenizer, model.lengths).to(model.device))
-    return torch.cat([states_NH, null.float().cpu()]).half().numpy()
+    return torch.cat([states_NH.half(), null.half().cpu()]).numpy()

@@ -5,9 +5,11 @@ import pytest
 import torch
 
 from realm.errors import InputError
+from realm.index import embedding
 from realm.index.embedding import embed_passages
 from realm.model.embedder import Embedder, EmbedderConfig, freeze_input_embeddings, freeze_passage_encoder
-from realm.tokens.layouts import NULL_PASSAGE, passage_inputs
+from realm.store import unfinished
+from realm.tokens.layouts import NULL_PASSAGE, Tokens, passage_inputs
 from realm.train.refresh.cached_states import cached_passage_states
 
 
@@ -50,6 +52,37 @@ def test_states_of_an_interrupted_run_are_used_again(states, tiny_kb, tiny_model
     assert (tmp_path / "states.npy").stat().st_mtime_ns == before
     tower = tiny_model.embedder.passage
     assert np.array_equal(again.index(tower), states.index(tower))
+
+
+def test_states_that_a_killed_run_has_computed_are_not_computed_again(
+    tiny_kb, tiny_model, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(unfinished, "WORTH_KEEPING", 1)
+    monkeypatch.setattr(embedding, "BATCH_TOKENS", 100)
+    freeze_passage_encoder(tiny_model.embedder)
+    for name in ("whole", "run"):
+        (tmp_path / name).mkdir()
+    whole = cached_passage_states(tiny_kb, tiny_model, tmp_path / "whole", "fp32")
+    tower, asked = tiny_model.embedder.passage, []
+
+    def killed(tokens: Tokens) -> torch.Tensor:
+        asked.append(len(tokens.ids_BT))
+        if sum(asked) > len(tiny_kb) // 2:
+            raise KeyboardInterrupt
+        return pooled(tokens)
+
+    pooled = tower.pooled
+    monkeypatch.setattr(tower, "pooled", killed)
+    with pytest.raises(KeyboardInterrupt):
+        cached_passage_states(tiny_kb, tiny_model, tmp_path / "run", "fp32")
+    assert sum(asked) > asked[-1]
+    monkeypatch.setattr(tower, "pooled", lambda tokens: again.append(len(tokens.ids_BT)) or pooled(tokens))
+    again: list[int] = []
+    states = cached_passage_states(tiny_kb, tiny_model, tmp_path / "run", "fp32")
+    null = 1
+    assert sum(again) == len(tiny_kb) + null - (sum(asked) - asked[-1])
+    assert np.array_equal(states.index(tower), whole.index(tower))
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["states.npy"]
 
 
 def test_towers_of_words_have_nothing_to_freeze(tiny_model) -> None:
