@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import quote
 
 import lance
 import numpy as np
@@ -45,6 +46,7 @@ from realm.text.corpus import Document
 from realm.text.salient_spans import load_tagger
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import tiny_documents
+from tests.documents.test_remote import serving
 from tests.documents.writers import page, word, write_dump, write_multistream
 from tests.test_distributed import SETTINGS, assert_same_curve
 from tests.train.refresh.refreshing import expected
@@ -462,6 +464,27 @@ def committed() -> int:
         return int(lance.dataset(Path("killed.building", "passages.lance")).count_rows())
     except (ValueError, OSError):  # there is no commit yet
         return 0
+
+
+@pytest.mark.slow
+def test_remote_files_are_read_by_the_cluster(cluster, sources, tmp_path, monkeypatch) -> None:
+    names = [
+        "more/rows 2.jsonl.gz",
+        "t.parquet",
+        "letter.docx",
+        "z.parquet",
+        "more/rows 3.jsonl.gz",
+        "empty.txt",
+        "page.html",
+    ]
+    with serving(tmp_path / "corpus") as url:
+        addresses = [f"{url}/{quote(name)}" for name in names]
+        expected, here, there = [], ReadingReport(), ReadingReport()
+        expected += read_documents(addresses, report=here)
+        monkeypatch.setattr("realm.documents.file_records.copied", None)  # nothing is copied to this process
+        engine = EngineConfig("ray", cluster.address)
+        assert list(read_documents(addresses, report=there, engine=engine)) == expected
+        assert here.reasons == there.reasons and expected
 
 
 @pytest.mark.slow

@@ -1,8 +1,9 @@
 """Reads files in several processes, of this machine or of a Ray cluster. The records have the same order as from one process.
 
-A block of the work has several small files, a file of any size, or a part of a Wikipedia dump. A worker reads a file only if
-the file has the same size and time as on the machine of the command. The process of the command reads all other files: files
-that the worker cannot open, remote files, and dumps that cannot be split. On this machine, workers read only parts of dumps.
+A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump. A worker reads a
+local file only if the file has the same size and time as on the machine of the command. The process of the command reads all
+other files: files that the worker cannot open or copy, and dumps that cannot be split. On this machine, workers only read
+parts of dumps.
 """
 
 import os
@@ -20,6 +21,7 @@ from realm.documents.sources import RemoteFile, SourceFile, State, keeping, stat
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.kept_parts import KeptParts, key_of_part
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
+from realm.errors import RealmError
 from realm.keys import KeyTable, key_of
 from realm.local_processes import FRESH, map_in_processes
 from realm.progress import progress
@@ -29,6 +31,9 @@ BLOCK_BYTES, BLOCK_FILES = 4 << 20, 64
 """Size and number of files at which a block is complete."""
 RESULT_CHARS, RESULT_RECORDS = 4_000_000, 1000
 """Length of text and number of records at which a worker sends the records."""
+
+REMOTE = State(0, 0)
+"""Stands for the state of a remote file, which has the same address on all machines."""
 
 Redirects = tuple[list[tuple[str, str]], bool]
 """Title and target of each redirect in a part of a dump, and whether the part is damaged."""
@@ -91,7 +96,7 @@ def read_on_ray(
     dumps = _parts_of_dumps(found)
     mapped = partial(map_on_ray, address=address, cores_each=READING_CORES)
     with nullcontext() if kept is None else KeptParts(kept) as parts:
-        blocks = _with_keys(_blocks(found, dumps, state_of), limits, parts)
+        blocks = _with_keys(_blocks(found, dumps, _state), limits, parts)
         yield from _read(blocks, dumps, limits, mapped, kept, parts)
 
 
@@ -107,7 +112,7 @@ def read_in_processes(
     """
     dumps = _parts_of_dumps(found) if processes > 1 else {}
     if any(dumps.values()):
-        blocks = _blocks(found, dumps, lambda path: None, kept)
+        blocks = _blocks(found, dumps, lambda file: None, kept)
         mapped = partial(map_in_processes, processes=processes, fresh=FRESH)
         yield from _read(blocks, dumps, limits, mapped, kept)
     else:
@@ -211,10 +216,17 @@ def _parts_of(path: Path) -> list[DumpPart]:
     return []
 
 
+def _state(file: SourceFile | RemoteFile) -> State | None:
+    """The state of a file; None if the process of the command reads it, because parsed pages of dumps are kept there."""
+    if isinstance(file, Unreadable) or file[0] is dump:
+        return None
+    return REMOTE if isinstance(file, RemoteFile) else state_of(file[1])
+
+
 def _blocks(
     found: Sequence[SourceFile | RemoteFile],
     dumps: Mapping[Path, Sequence[DumpPart]],
-    state_of_file: Callable[[Path], State | None],
+    state_of_file: Callable[[SourceFile | RemoteFile], State | None],
     kept: Path | None = None,
 ) -> Iterator[Block]:
     """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`."""
@@ -230,9 +242,10 @@ def _blocks(
             source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
             yield Block([(source, state_of(part.path))], SplitDump(number, part.path), part)
         if not parts:
-            state = None if isinstance(file, Unreadable | RemoteFile) or path else state_of_file(file[1])
+            state = state_of_file(file)
             files.append((file, state))
-            size += state.size if state else 0
+            # The size of a remote file is not known.
+            size += BLOCK_BYTES if state is REMOTE else state.size if state else 0
     if files:
         yield Block(files)
 
@@ -270,18 +283,31 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
     """A function that reads the files of a block. Paths are relative to `folder`, the current folder of the command."""
     is_here = _enter(folder)
     child = KeepingReader()
+    unreachable = False
+
+    def is_seen(file: SourceFile | RemoteFile, state: State | None) -> bool:
+        if state is None or isinstance(file, Unreadable):
+            return False
+        if isinstance(file, RemoteFile):
+            return not unreachable
+        return is_here and state == state_of(file[1])
 
     def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable | Left]:
-        if (
-            state is None
-            or not is_here
-            or isinstance(file, Unreadable | RemoteFile)
-            or state != state_of(file[1])
-        ):
+        nonlocal unreachable
+        if not is_seen(file, state):
             yield Left(file)
             return
         ones = records_of_file(file, limits, child)
-        first = next(ones, None)
+        try:
+            first = next(ones, None)
+        except RealmError:
+            if not isinstance(file, RemoteFile):
+                raise
+            # This machine may have no keys, no way to the address, or no library. The attempts took half a minute, so the
+            # worker leaves all other remote files too.
+            unreachable = True
+            yield Left(file)
+            return
         if isinstance(first, Unreadable) and first.reason in (Reason.NOT_OPENED, Reason.NOT_INSTALLED):
             yield Left(file)  # the machine of the command may have the right to read, or the library
         elif first is not None:

@@ -21,7 +21,11 @@ import pytest
 
 from realm.cli import main
 from realm.documents import remote
+from realm.documents.file_records import records_of
+from realm.documents.formats.records import Limits, Record
+from realm.documents.parallel_reading import REMOTE, Block, Left, prepare_reading
 from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.sources import RemoteFile, remote_files_of
 from realm.errors import InputError
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
@@ -143,6 +147,21 @@ def serving(folder: Path) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_worker_of_a_cluster_reads_remote_files_and_leaves_them_to_the_command_if_it_cannot(
+    files: Path, memory: str, monkeypatch
+) -> None:
+    monkeypatch.setattr(remote, "WAITS", ())
+    asked = [one for one in remote_files_of(memory) if isinstance(one, RemoteFile)]
+    read = prepare_reading(Path.cwd(), Limits())
+    found = [one for file in asked for result in read(Block([(file, REMOTE)])) for one in result.records]
+    here = list(records_of(asked, Limits()))
+    assert list(map(str, found)) == list(map(str, here)) and any(isinstance(one, Record) for one in found)
+    gone = asked[0]._replace(address=f"{memory}/gone.jsonl")
+    for file in (gone, asked[0]):  # after a failure, the worker tries no other remote file
+        (result,) = read(Block([(file, REMOTE)]))
+        assert result.records == [Left(file)]
 
 
 def test_files_of_a_web_server_are_read_and_their_passwords_and_queries_are_not_stored(files: Path) -> None:
