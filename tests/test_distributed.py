@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -240,6 +241,32 @@ def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_
     dead.wait()
     assert left.wait(timeout=600) == 0, (tmp_path / "run.log").read_text()
     assert_same_curve(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_machine_that_joins_later_trains_too(start, tmp_path, monkeypatch) -> None:
+    # Otherwise torch 2.13 does not tell the joining machine the address of the first rank, and the run fails after a minute.
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    settings = ["steps=60", "refresh.every=20"]
+    assert start("whole", 1, settings=settings).wait() == 0
+    first = start("run", 1, machine=1, restarts=1, settings=settings)
+    wait_for_checkpoint(tmp_path, "run", first)
+    joined = start("run", 1, machine=2, restarts=1, settings=settings)
+    end = time.monotonic() + 120
+    while "WORLD_SIZE=2" not in [word for one in children_of(first.pid) for word in environment(one)]:
+        assert first.poll() is None and time.monotonic() < end, (tmp_path / "run.log").read_text()
+        time.sleep(0.1)
+    assert [agent.wait(timeout=600) for agent in (first, joined)] == [0, 0], (
+        tmp_path / "run.log"
+    ).read_text()
+    assert_same_curve(tmp_path / "run", tmp_path / "whole")
+
+
+def environment(process: int) -> list[str]:
+    """The variables of a process; none if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/environ").read_text().split("\0")
+    return []
 
 
 OTHER_STAGES = (
