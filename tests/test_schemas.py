@@ -141,10 +141,10 @@ WRITERS = {
         "a value of its own database: tests/documents/test_kept_records.py"
     ],
     "documents/kept_records.py _key": ["what a hash is of: never written"],
-    "documents/wikipedia/kept_parts.py _encoded": [
+    "documents/kept_blocks.py _encoded": [
         "a value of its own database: tests/documents/test_parallel_reading.py"
     ],
-    "documents/wikipedia/kept_parts.py key_of_part": ["what a hash is of: never written"],
+    "documents/kept_blocks.py _hash": ["what a hash is of: never written"],
     "documents/wikipedia/dumps.py _Workers._answer": [
         "a line to a process: tests/documents/test_wikipedia.py"
     ],

@@ -59,9 +59,8 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
 
 def _key(path: Path, limits: Limits) -> bytes | None:
     """Hash of all on which the documents of a file depend; None if the documents of such files are not kept."""
-    libraries = LIBRARIES.get(path.suffix.lower())
-    reader = libraries and _reader(libraries)
-    if not reader:
+    reader = reader_of(path)
+    if reader is None:
         return None
     try:
         with path.open("rb") as file:
@@ -72,9 +71,17 @@ def _key(path: Path, limits: Limits) -> bytes | None:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
+def reader_of(path: Path) -> str | None:
+    """The versions of the libraries that read a file, and a digest of the code of all readers.
+
+    None if the documents of such files are not kept, or if a library is not installed.
+    """
+    libraries = LIBRARIES.get(path.suffix.lower())
+    return None if libraries is None else _reader(libraries)
+
+
 @cache
 def _reader(libraries: tuple[str, ...]) -> str | None:
-    """The versions of the libraries, and a digest of the code of all readers; None if a library is not installed."""
     try:
         installed = " ".join(map(version, libraries))
     except PackageNotFoundError:

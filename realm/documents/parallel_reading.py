@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
-from realm.documents.kept_records import KeepingReader
+from realm.documents.kept_blocks import KeptBlocks, key_of_file, key_of_part
+from realm.documents.kept_records import KeepingReader, reader_of
 from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
-from realm.documents.wikipedia.kept_parts import KeptParts, key_of_part
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.errors import RealmError
 from realm.keys import KeyTable, key_of
@@ -60,9 +60,9 @@ class Block(NamedTuple):
     """The dump, if the block is a part of a dump."""
     part: DumpPart | None = None
     key: bytes | None = None
-    """Key of a part of a dump in `KeptParts`; None if its records are not kept."""
+    """Key in `KeptBlocks` of a part of a dump, or of a PDF or Word file; None if the records are not kept."""
     known: bool = False
-    """Whether the records are kept, so that the worker does not read the part."""
+    """Whether the records are kept, so that the worker does not read the block."""
 
 
 class Left(NamedTuple):
@@ -87,7 +87,7 @@ def read_on_ray(
 ) -> Iterator[Record | Unreadable]:
     """The records and problems of files, in order.
 
-    The records of parts of dumps, and what this process reads, are kept in the database `kept`, and are not parsed again.
+    The records of parts of dumps, and of PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
@@ -95,9 +95,9 @@ def read_on_ray(
     """
     dumps = _parts_of_dumps(found)
     mapped = partial(map_on_ray, address=address, cores_each=READING_CORES)
-    with nullcontext() if kept is None else KeptParts(kept) as parts:
-        blocks = _with_keys(_blocks(found, dumps, _state), limits, parts)
-        yield from _read(blocks, dumps, limits, mapped, kept, parts)
+    with nullcontext() if kept is None else KeptBlocks(kept) as known:
+        blocks = _with_keys(_blocks(found, dumps, _state), limits, known)
+        yield from _read(blocks, dumps, limits, mapped, kept, known)
 
 
 def read_in_processes(
@@ -125,7 +125,7 @@ def _read(
     limits: Limits,
     mapped: Map,
     kept: Path | None = None,
-    parts: KeptParts | None = None,
+    known: KeptBlocks | None = None,
 ) -> Iterator[Record | Unreadable]:
     with ExitStack() as opened:
         child = opened.enter_context(KeepingReader(kept))
@@ -137,7 +137,7 @@ def _read(
             return records_of_file(keeping(left.file, kept), limits, child)
 
         results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks)
-        for one, split in _records(opened.enter_context(closing(results)), read_here, parts):
+        for one, split in _records(opened.enter_context(closing(results)), read_here, known):
             if split is None:
                 yield one
             elif split != damaged:  # what follows the damage of a dump is left out
@@ -149,39 +149,41 @@ def _read(
 def _records(
     results: Iterable[Found],
     read_here: Callable[[Left], Iterator[Record | Unreadable]],
-    parts: KeptParts | None,
+    known: KeptBlocks | None,
 ) -> Iterator[tuple[Record | Unreadable, SplitDump | None]]:
-    """Each record with its dump, or with None. The records of parts that have a key are kept."""
-    unkept: bytes | None = None  # key of a part that was not read to its end; another reading may succeed
+    """Each record with its dump, or with None. The records of blocks that have a key are kept."""
+    unkept: bytes | None = None  # key of a block that was not read to its end; another reading may succeed
     for found in results:
         block = found.block
-        if parts is not None and block.key is not None:
+        if known is not None and block.key is not None:
             if block.known:
-                yield from ((one, block.dump) for one in _known(block, block.key, parts, read_here))
+                yield from ((one, block.dump) for one in _kept(block, block.key, known, read_here))
                 continue
-            if any(_fails(one, found.block) for one in found.records):
+            if any(_fails(one, block) for one in found.records):
                 unkept = block.key
             if block.key != unkept:
                 whole = [one for one in found.records if not isinstance(one, Left)]
-                parts.keep(block.key, found.number, whole, found.last)
+                known.keep(block.key, found.number, whole, found.last)
         for one in found.records:
             for record in read_here(one) if isinstance(one, Left) else (one,):
                 yield record, block.dump
 
 
 def _fails(one: Record | Unreadable | Left, block: Block) -> bool:
-    """Whether a part was not read to its end. A problem of a page names the page; a problem of the part names the dump."""
-    of_part = isinstance(one, Unreadable) and block.dump is not None and one.where == str(block.dump.path)
-    return of_part or isinstance(one, Left)
+    """Whether a block was not read to its end. A problem of a page of a dump names the page; a problem of the part names the
+    dump."""
+    if isinstance(one, Unreadable):
+        return block.dump is None or one.where == str(block.dump.path)
+    return isinstance(one, Left)
 
 
-def _known(
-    block: Block, key: bytes, parts: KeptParts, read_here: Callable[[Left], Iterator[Record | Unreadable]]
+def _kept(
+    block: Block, key: bytes, known: KeptBlocks, read_here: Callable[[Left], Iterator[Record | Unreadable]]
 ) -> Iterator[Record | Unreadable]:
-    """The records of a part that are kept; the part is read if a value is damaged."""
+    """The records of a block that are kept; the block is read if a value is damaged."""
     done = 0
     try:
-        for values in parts.records(key):
+        for values in known.records(key):
             yield from values
             done += len(values)
     except ValueError:
@@ -189,15 +191,20 @@ def _known(
         yield from islice(read_here(Left(file)), done, None)
 
 
-def _with_keys(blocks: Iterator[Block], limits: Limits, parts: KeptParts | None) -> Iterator[Block]:
-    """The blocks; a part of a dump has a key, and is marked if its records are kept."""
+def _with_keys(blocks: Iterator[Block], limits: Limits, known: KeptBlocks | None) -> Iterator[Block]:
+    """The blocks; a block whose records are kept, now or after it was read, has a key."""
     for block in blocks:
-        if parts is not None and block.part is not None:
-            ((_, state),) = block.files
-            if state is not None:
-                key = key_of_part(block.part, *state, limits)
-                block = block._replace(key=key, known=parts.has(key))
-        yield block
+        key = None if known is None else _key(block, limits)
+        yield block if known is None or key is None else block._replace(key=key, known=known.has(key))
+
+
+def _key(block: Block, limits: Limits) -> bytes | None:
+    file, state = block.files[0]
+    if state is None or isinstance(file, Unreadable | RemoteFile):
+        return None
+    if block.part is not None:
+        return key_of_part(block.part, state, limits)
+    return key_of_file(file[1], state, limits) if len(block.files) == 1 else None
 
 
 def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
@@ -223,6 +230,11 @@ def _state(file: SourceFile | RemoteFile) -> State | None:
     return REMOTE if isinstance(file, RemoteFile) else state_of(file[1])
 
 
+def _is_kept(file: SourceFile | RemoteFile) -> bool:
+    """Whether the records of a local file are kept."""
+    return not isinstance(file, Unreadable | RemoteFile) and reader_of(file[1]) is not None
+
+
 def _blocks(
     found: Sequence[SourceFile | RemoteFile],
     dumps: Mapping[Path, Sequence[DumpPart]],
@@ -235,14 +247,17 @@ def _blocks(
     for number, file in enumerate(found):
         path = _path_of_dump(file)
         parts = dumps[path] if path else ()
-        if (parts and files) or size >= BLOCK_BYTES or len(files) >= BLOCK_FILES:
+        state = state_of_file(file)
+        alone = bool(parts) or (state is not None and _is_kept(file))
+        if (alone and files) or size >= BLOCK_BYTES or len(files) >= BLOCK_FILES:
             yield Block(files)
             files, size = [], 0
         for part in parts:
             source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
             yield Block([(source, state_of(part.path))], SplitDump(number, part.path), part)
-        if not parts:
-            state = state_of_file(file)
+        if alone and not parts:
+            yield Block([(file, state)])
+        elif not parts:
             files.append((file, state))
             # The size of a remote file is not known.
             size += BLOCK_BYTES if state is REMOTE else state.size if state else 0

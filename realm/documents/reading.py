@@ -144,7 +144,7 @@ def read_documents(
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
     cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read the parts of dumps
     that can be split. The database `kept`, which is made if it does not exist, keeps the parsed pages of dumps and the text of
-    PDF and Word files, which are not parsed again. PDF and Word files that a cluster reads are not kept.
+    PDF and Word files, which are not parsed again.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The

@@ -14,12 +14,14 @@ import lance
 import pytest
 
 from realm.cli import main
+from realm.documents import kept_blocks
+from realm.documents.child_process import ReaderProcess
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.wikipedia import dumps, kept_parts, multistream
+from realm.documents.wikipedia import dumps, multistream
 from realm.ray_actors import EngineConfig
 from realm.text.corpus import Document
 from tests.documents.test_wikipedia import pages_with_redirects
-from tests.documents.writers import write_dump, write_multistream
+from tests.documents.writers import pdf, word, write_dump, write_multistream
 
 
 @pytest.fixture
@@ -212,6 +214,31 @@ def test_a_cluster_does_not_read_the_parts_of_a_dump_again(
     assert {part.path.name for part in reading} == {"a.xml.bz2"}
 
 
+def test_a_cluster_does_not_read_pdf_and_word_files_again(
+    tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder, kept = Path("files"), tmp_path / "parsed.sqlite"
+    folder.mkdir()
+    word(folder / "letter.docx", "Letter")
+    pdf(folder / "report.pdf", ["The Arden flows to the sea."])
+    (folder / "cut.pdf").write_bytes(Path(folder, "report.pdf").read_bytes()[:200])
+    (folder / "note.txt").write_text("Ann lives in Arden.")
+    expected = read([str(folder)], 1)
+    asked: list[str] = []
+    child = ReaderProcess.read
+    monkeypatch.setattr(
+        ReaderProcess, "read", lambda self, path, limits: asked.append(path.name) or child(self, path, limits)
+    )
+    assert on_ray([str(folder)], kept) == expected and len(expected[0]) == 3
+    assert asked == ["cut.pdf", "letter.docx", "report.pdf"]
+    os.utime(folder / "letter.docx")  # perhaps the file is another one
+    expected = read([str(folder)], 1)
+    asked.clear()
+    assert on_ray([str(folder)], kept) == expected
+    assert asked == ["cut.pdf", "letter.docx"]
+
+
 def test_a_part_that_a_cluster_once_could_not_read_is_read_again(
     sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,11 +280,13 @@ def test_damaged_values_of_a_part_are_read_again(
     monkeypatch.setattr("realm.documents.parallel_reading.RESULT_RECORDS", 3)
     expected = on_ray(sources[1:2], kept)
     with closing(sqlite3.connect(kept)) as database, database:
-        rows = database.execute("SELECT key, value FROM parts WHERE length(key) > 16 ORDER BY key").fetchall()
-        record = b'[["record", "a", "b", "c", [[-5, "d"]]]]'
+        rows = database.execute(
+            "SELECT key, value FROM blocks WHERE length(key) > 16 ORDER BY key"
+        ).fetchall()
+        record = b'[["record", "a", "b", "c", null, null, [[-5, "d"]]]]'
         for number, (key, value) in enumerate(rows):
             broken = (b"", value[:-9], compress(b"[[1, 2]]"), compress(record), value)[number % 5]
-            database.execute("UPDATE parts SET value = ? WHERE key = ?", (broken, key))
+            database.execute("UPDATE blocks SET value = ? WHERE key = ?", (broken, key))
     reading.clear()
     assert on_ray(sources[1:2], kept) == expected
     assert not reading  # the process of the command reads these parts
@@ -270,7 +299,7 @@ def test_a_part_whose_number_of_values_is_damaged_is_read_again(
     kept = tmp_path / "parsed.sqlite"
     expected = on_ray(sources[1:2], kept)
     with closing(sqlite3.connect(kept)) as database, database:
-        change = "DELETE FROM parts" if count is None else "UPDATE parts SET value = :count"
+        change = "DELETE FROM blocks" if count is None else "UPDATE blocks SET value = :count"
         database.execute(f"{change} WHERE length(key) = 16", {"count": count})
     reading.clear()
     assert on_ray(sources[1:2], kept) == expected
@@ -282,8 +311,8 @@ def test_a_part_whose_values_vanish_while_the_cluster_works_is_read_here(
 ) -> None:
     kept = tmp_path / "parsed.sqlite"
     expected = on_ray(sources[1:2], kept)
-    monkeypatch.setattr(kept_parts.KeptParts, "_count", lambda self, key: None)
-    monkeypatch.setattr(kept_parts.KeptParts, "has", lambda self, key: True)
+    monkeypatch.setattr(kept_blocks.KeptBlocks, "_count", lambda self, key: None)
+    monkeypatch.setattr(kept_blocks.KeptBlocks, "has", lambda self, key: True)
     reading.clear()
     assert on_ray(sources[1:2], kept) == expected
     assert not reading

@@ -1,5 +1,5 @@
-"""Keeps the records of the parts of dumps that a Ray cluster has read, so that an interrupted build does not parse their pages
-again.
+"""Keeps the records of parts of dumps and of PDF and Word files that a Ray cluster has read, so that an interrupted build does
+not parse them again.
 
 The process of the command keeps them in a database of its own, because the machines of a cluster cannot share an SQLite file.
 """
@@ -13,32 +13,34 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from realm.documents.child_process import record_of_json
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable, checked
+from realm.documents.kept_records import reader_of
+from realm.documents.sources import State
 from realm.documents.wikipedia.dumps import parser_version
 from realm.documents.wikipedia.multistream import DumpPart
 from realm.kept_values import KeptValues
-from realm.text.corpus import Link
 
-CODE = ("wikipedia/*.py", "formats/compressed.py", "formats/records.py", "child_limits.py")
-"""The code on which the records of a part depend."""
+CODE = ("wikipedia/*.py", "formats/compressed.py", "formats/records.py", "child_limits.py", "kept_blocks.py")
+"""The code on which the records of a part of a dump depend."""
 
 
-class KeptParts(AbstractContextManager["KeptParts"]):
-    """The records of parts, under a key for each part (`key_of_part`). The records of a part are kept in several values."""
+class KeptBlocks(AbstractContextManager["KeptBlocks"]):
+    """The records of blocks, under a key for each block (`key_of_part`, `key_of_file`), in several values per block."""
 
     def __init__(self, file: Path):
-        self._values = KeptValues(file, "parts", "the pages of all parts of dumps are parsed again")
+        self._values = KeptValues(file, "blocks", "all dumps, PDF and Word files are parsed again")
 
     def has(self, key: bytes) -> bool:
-        """Whether all records of a part are kept."""
+        """Whether all records of a block are kept."""
         return self._count(key) is not None
 
     def keep(self, key: bytes, number: int, found: Sequence[Record | Unreadable], last: bool) -> None:
-        """Keeps some of the records of a part, which are the value `number` of the part, and perhaps its last value."""
+        """Keeps some of the records of a block, which are the value `number` of the block, and perhaps its last value."""
         values = [
             ["unreadable", one.where, one.reason, str(one)]
             if isinstance(one, Unreadable)
-            else ["record", one.where, one.title, one.text, one.links]
+            else ["record", *one._replace(fields=dict(one.fields))]
             for one in found
         ]
         self._values.keep(_value_key(key, number), _encoded(values))
@@ -47,7 +49,7 @@ class KeptParts(AbstractContextManager["KeptParts"]):
         self._values.write()  # a value can have megabytes
 
     def records(self, key: bytes) -> Iterator[list[Record | Unreadable]]:
-        """The records of a part, value by value.
+        """The records of a block, value by value.
 
         Raises:
             ValueError: a value is missing or damaged. The values before it were yielded.
@@ -63,7 +65,7 @@ class KeptParts(AbstractContextManager["KeptParts"]):
                 raise ValueError("a kept value is damaged") from error
 
     def _count(self, key: bytes) -> int | None:
-        """Number of values of a part; None if not all values are kept, or if the number is damaged."""
+        """Number of values of a block; None if not all values are kept, or if the number is damaged."""
         with suppress(ValueError):
             count = _decoded(self._values.find(key))
             if type(count) is int and count > 0:
@@ -74,16 +76,25 @@ class KeptParts(AbstractContextManager["KeptParts"]):
         self._values.close()
 
 
-def key_of_part(part: DumpPart, size: int, time: int, limits: Limits) -> bytes:
-    """Hash of all on which the records of a part depend; `size` and `time` are those of the dump."""
-    made_of = [str(part.path), part[1:], size, time, limits, _reader()]
-    return hashlib.blake2b(json.dumps(made_of).encode(), digest_size=16).digest()
+def key_of_part(part: DumpPart, state: State, limits: Limits) -> bytes:
+    """Hash of all on which the records of a part depend; `state` is that of the dump."""
+    return _hash(str(part.path), part[1:], state, limits, _parser())
+
+
+def key_of_file(path: Path, state: State, limits: Limits) -> bytes | None:
+    """Hash of all on which the records of a file depend; None if the records of such files are not kept."""
+    reader = reader_of(path)
+    return None if reader is None else _hash(str(path), state, limits, reader)
+
+
+def _hash(*parts: object) -> bytes:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
 
 @cache
-def _reader() -> str:
-    """The version of the parser, and a digest of the code."""
-    files = [file for pattern in CODE for file in sorted(Path(__file__).parents[1].glob(pattern))]
+def _parser() -> str:
+    """The version of the parser of pages, and a digest of the code."""
+    files = [file for pattern in CODE for file in sorted(Path(__file__).parent.glob(pattern))]
     return f"{parser_version()} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
 
 
@@ -103,10 +114,10 @@ def _decoded(value: bytes | None) -> Any:
         raise ValueError("a kept value is missing or damaged") from error
 
 
-def _record(kind: str, where: str, second: str, third: str, links: Any = None) -> Record | Unreadable:
+def _record(kind: str, *values: Any) -> Record | Unreadable:
     if kind == "record":
-        found = None if links is None else tuple(Link(*link) for link in links)
-        return checked(Record(where, second, third, links=found))
-    if SURROGATE.search(where + third):
+        return checked(record_of_json(*values))
+    where, reason, message = values
+    if SURROGATE.search(where + message):
         raise ValueError("a lone surrogate")
-    return Unreadable(where, Reason(second), third)
+    return Unreadable(where, Reason(reason), message)
