@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from realm.environment import usable_cores
 from realm.errors import RealmError
+from realm.refusals import OwnWork, Refused
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -46,6 +47,7 @@ def map_in_processes(
     items: Iterator[Item],
     processes: int,
     fresh: bool,
+    own: OwnWork[Item, Result] | None = None,
 ) -> Generator[Result, None, None]:
     """The results of a function for all items, in order. The worker processes end with the caller's process, also if this
     process is killed.
@@ -55,7 +57,8 @@ def map_in_processes(
     processes are forked and inherit what the caller has loaded.
 
     If a process is killed, for example because memory is short, another process applies the function to the same item again,
-    and skips the results that were received. Therefore the function must give the same results for the same item.
+    and skips the results that were received. Therefore the function must give the same results for the same item. If it raises
+    `Refused`, `own` gives the rest of the results.
 
     Raises:
         RealmError: all worker processes were killed, or `MOST_KILLS` of them during the same item.
@@ -69,6 +72,19 @@ def map_in_processes(
             _receive(entry, shared)
         except Exception as error:
             entry.found.put(error)
+
+    def results(entry: _Entry[Item, Result]) -> Iterator[Result]:
+        used = 0
+        if own is None or not own.only(entry.item):
+            try:
+                for result in shared.results(entry):
+                    yield result
+                    used += 1
+                return
+            except Refused:
+                if own is None:
+                    raise
+        yield from islice(own.function(entry.item), used, None)
 
     broken: list[Exception] = []
 
@@ -86,12 +102,13 @@ def map_in_processes(
     try:
         for number, item in enumerate(until_an_error()):
             pending.append(_Entry(number, item))
-            threads.submit(received, pending[-1])
+            if own is None or not own.only(item):
+                threads.submit(received, pending[-1])
             if len(pending) > 2 * processes:
-                yield from shared.results(pending[0])
+                yield from results(pending[0])
                 pending.popleft()
         while pending:
-            yield from shared.results(pending[0])
+            yield from results(pending[0])
             pending.popleft()
         if broken:
             raise broken[0]

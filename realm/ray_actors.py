@@ -6,10 +6,14 @@ that an item with many results, such as a long file, needs little memory.
 Ray restarts an actor that died only if a machine has a free core. But all cores are in use, so the items of this actor would
 never be done. Therefore other actors do the items of an actor that died. In addition, a new actor is requested; it starts when
 the cluster has a free core, for example on a machine that an autoscaler adds.
+
+An actor can refuse an item (`realm.refusals`). The item goes to another actor. The process of the command does the item itself
+if all actors have refused it, or if its results are needed now.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -22,10 +26,12 @@ from itertools import islice
 from typing import Any, Generic, Literal, NamedTuple, TextIO, TypeVar, cast
 
 from realm.errors import InputError, RealmError, first_line
+from realm.refusals import OwnWork, Refused
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_log = logging.getLogger(__name__)
 AHEAD = 2
 """Most items per actor that have begun or wait, so that all actors have work while the oldest item is not finished."""
 RESULTS_AHEAD = 4
@@ -35,6 +41,8 @@ READING_CORES, TAGGING_CORES = 0.1, 0.9
 for most of the time, the readers wait."""
 CONNECT_SECONDS = 10
 """Most seconds until a cluster accepts a connection."""
+REFUSALS = 3
+"""Number of items, one after another, after whose refusal an actor gets no further work, if other actors have done work."""
 TRIES = 3
 """The work ends with an error if this number of actors die during the same item, or one after another at their start."""
 
@@ -86,6 +94,7 @@ def map_on_ray(
     address: str = "",
     prefer_gpus: bool = False,
     cores_each: float = 1.0,
+    own: OwnWork[Item, Result] | None = None,
 ) -> Generator[Result, None, None]:
     """The results of a function for all items, in order. Items are read while results are used.
 
@@ -95,7 +104,8 @@ def map_on_ray(
     otherwise the actors of the second call would wait for a free core. All actors end with the iterator.
 
     If an actor dies, another actor applies the function to the same item again, and skips the results that were received.
-    Therefore the function must give the same results for the same item.
+    Therefore the function must give the same results for the same item. If it raises `Refused`, another actor or `own` gives
+    the rest of the results.
 
     Raises:
         InputError: Ray is not installed, or there is no cluster at the address.
@@ -106,7 +116,7 @@ def map_on_ray(
     on_gpus = prefer_gpus and ray.cluster_resources().get("GPU", 0) > 0
     resources = {"num_cpus": 0, "num_gpus": 1} if on_gpus else {"num_cpus": cores_each}
     actor_class = ray.remote(_Worker).options(**resources, scheduling_strategy="SPREAD")
-    pool: _Pool[Item, Result] = _Pool(ray, actor_class, prepare)
+    pool: _Pool[Item, Result] = _Pool(ray, actor_class, prepare, own)
     count = 0
     try:
         for item in items:
@@ -132,13 +142,20 @@ class _Worker:
 
     def begin(self, item: Any, received: int) -> _Received[Any]:
         """The first result for an item, without the results that were already received."""
-        self._rest = islice(self._function(item), received, None)
-        self._next = list(islice(self._rest, 1))
+        try:
+            self._rest = islice(self._function(item), received, None)
+            self._next = list(islice(self._rest, 1))
+        except Refused as refused:
+            return _Received([], is_last=False, refusal=str(refused))
         return self.go_on()
 
     def go_on(self) -> _Received[Any]:
         """The next result for the item."""
-        found, self._next = self._next, list(islice(self._rest, 1))
+        found = self._next
+        try:
+            self._next = list(islice(self._rest, 1))
+        except Refused as refused:  # `found` is computed again by another process
+            return _Received([], is_last=False, refusal=str(refused))
         return _Received(found, is_last=not self._next)
 
 
@@ -147,6 +164,8 @@ class _Received(NamedTuple, Generic[Result]):
 
     results: list[Result]
     is_last: bool
+    refusal: str | None = None
+    """The reason, if the actor refuses the item."""
 
 
 @dataclass(eq=False)
@@ -163,13 +182,25 @@ class _Entry(Generic[Item, Result]):
     """Number of actors that died during this item since the last result."""
     held: Any = None
     """The actor that waits until results of this item are used, if there is one."""
+    is_own: bool = False
+    """Whether the process of the command gives the rest of the results."""
+    refused_by: list[Any] = field(default_factory=list)
+    """The actors that refused the item."""
+    refusal: str = ""
+    """The reason of the last refusal."""
 
 
 class _Pool(Generic[Item, Result]):
     """The actors, and the items whose results are not used yet."""
 
-    def __init__(self, ray: Any, actor_class: Any, prepare: Callable[[], Callable[[Item], Iterable[Result]]]):
-        self._ray, self._actor_class = ray, actor_class
+    def __init__(
+        self,
+        ray: Any,
+        actor_class: Any,
+        prepare: Callable[[], Callable[[Item], Iterable[Result]]],
+        own: OwnWork[Item, Result] | None,
+    ):
+        self._ray, self._actor_class, self._own = ray, actor_class, own
         self._prepare = ray.put(prepare)
         self._entries: deque[_Entry[Item, Result]] = deque()
         """All entries, in order."""
@@ -178,7 +209,12 @@ class _Pool(Generic[Item, Result]):
         self._calls: dict[Any, tuple[Any, _Entry[Item, Result] | None]] = {}
         """Running call -> its actor, and the entry on which the actor works; None while the actor calls `prepare`."""
         self._idle: deque[Any] = deque()
+        self._refusals: dict[Any, int] = {}
+        """Started actor -> number of items that it refused since it last finished an item."""
+        self._useful: set[Any] = set()
+        """Actors that have finished an item."""
         self._failed_starts = 0
+        self._is_warned = False
 
     def start_actor(self) -> None:
         """Requests one more actor."""
@@ -187,9 +223,10 @@ class _Pool(Generic[Item, Result]):
 
     def submit(self, item: Item) -> None:
         """Adds an item at the end."""
-        entry: _Entry[Item, Result] = _Entry(item)
+        entry: _Entry[Item, Result] = _Entry(item, is_own=self._own is not None and self._own.only(item))
         self._entries.append(entry)
-        self._waiting.append(entry)
+        if not entry.is_own:
+            self._waiting.append(entry)
         while self._take_ended(0):
             pass
         self._assign()
@@ -204,11 +241,23 @@ class _Pool(Generic[Item, Result]):
                 yield result
             elif first.is_done:
                 self._entries.popleft()
-            elif len(self._entries) > unfinished:
-                self._assign()
-                self._take_ended(None)
-            else:
+            elif len(self._entries) <= unfinished:
                 return
+            elif first.is_own:
+                yield from self._own_results(first)
+            else:
+                self._assign()
+                if not first.is_own:
+                    self._take_ended(None)
+
+    def _own_results(self, first: _Entry[Item, Result]) -> Iterator[Result]:
+        """The rest of the results of the first entry, from this process. Meanwhile, the actors get further work."""
+        assert self._own is not None
+        for result in islice(self._own.function(first.item), first.received, None):
+            while self._take_ended(0):
+                pass
+            yield result
+        first.is_done = True
 
     def close(self) -> None:
         """Ends all actors."""
@@ -222,6 +271,13 @@ class _Pool(Generic[Item, Result]):
         If the first of all entries waits and no actor is idle, the first entry gets an actor that waits for the use of later
         results. Otherwise the work would stop when the actor of the first entry died and the cluster has no room for another.
         """
+        for entry in [one for one in self._waiting if one.refused_by]:
+            if entry is self._entries[0] or all(actor in entry.refused_by for actor in self._refusals):
+                entry.is_own = True
+                self._waiting.remove(entry)
+                if not self._is_warned:
+                    self._is_warned = True
+                    _log.warning("this process does what the Ray cluster refused: %s", entry.refusal)
         if not self._idle and self._entries and self._entries[0] in self._waiting:
             last = next((entry for entry in reversed(self._entries) if entry.held is not None), None)
             if last is not None:
@@ -229,9 +285,12 @@ class _Pool(Generic[Item, Result]):
                 last.held = None
                 self._waiting.remove(self._entries[0])
                 self._waiting.extendleft((last, self._entries[0]))
-        while self._waiting and self._idle:
-            entry, actor = self._waiting.popleft(), self._idle.popleft()
-            self._calls[actor.begin.remote(entry.item, entry.received)] = actor, entry
+        for entry in list(self._waiting):
+            actor = next((one for one in self._idle if one not in entry.refused_by), None)
+            if actor is not None:
+                self._idle.remove(actor)
+                self._waiting.remove(entry)
+                self._calls[actor.begin.remote(entry.item, entry.received)] = actor, entry
 
     def _go_on(self, entry: _Entry[Item, Result]) -> None:
         """Requests the next result of an entry whose actor waits, if few results are unused."""
@@ -258,8 +317,10 @@ class _Pool(Generic[Item, Result]):
             self._replace(actor, entry, error)
         else:
             if entry is None:
-                self._failed_starts = 0
+                self._failed_starts = self._refusals[actor] = 0
                 self._idle.append(actor)
+            elif result.refusal is not None:
+                self._refuse(entry, actor, result.refusal)
             else:
                 self._receive(entry, actor, result)
         self._assign()
@@ -271,12 +332,32 @@ class _Pool(Generic[Item, Result]):
         entry.is_done, entry.deaths = found.is_last, 0
         if entry.is_done:
             self._idle.append(actor)
+            self._refusals[actor] = 0
+            self._useful.add(actor)
         else:
             entry.held = actor
             self._go_on(entry)
 
+    def _refuse(self, entry: _Entry[Item, Result], actor: Any, reason: str) -> None:
+        if self._own is None:
+            raise RealmError(f"a process on the Ray cluster refused its work: {reason}")
+        entry.refused_by.append(actor)
+        entry.refusal = reason
+        self._waiting.appendleft(entry)
+        self._refusals[actor] += 1
+        if self._refusals[actor] >= REFUSALS and self._useful - {actor}:
+            _log.warning("a process on the Ray cluster gets no further work: %s", reason)
+            self._end(actor)
+        else:
+            self._idle.append(actor)
+
+    def _end(self, actor: Any) -> None:
+        self._ray.kill(actor)
+        self._refusals.pop(actor, None)
+        self._useful.discard(actor)
+
     def _replace(self, actor: Any, entry: _Entry[Item, Result] | None, error: Exception) -> None:
-        self._ray.kill(actor)  # the actor may be alive, if only its result was lost
+        self._end(actor)  # the actor may be alive, if only its result was lost
         if entry is None:
             self._failed_starts += 1
         else:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from realm.local_processes import RESULTS_AHEAD, map_in_processes
+from realm.refusals import OwnWork, Refused
 
 
 def counting(folder: Path, size: int) -> Callable[[int], Iterator[tuple[int, int, bytes]]]:
@@ -72,6 +73,24 @@ def test_results_before_an_error_are_given() -> None:
     with pytest.raises(OSError, match="the file ends here"):
         next(found)
     assert not multiprocessing.active_children()
+
+
+def refusing() -> Callable[[int], Iterator[tuple[int, int]]]:
+    def results(number: int) -> Iterator[tuple[int, int]]:
+        for step in range(5):
+            if number % 3 == step:
+                raise Refused("no such file")
+            yield number, step
+
+    return results
+
+
+def test_what_processes_refuse_is_done_here_from_the_first_missing_result_on() -> None:
+    own = OwnWork(lambda number: ((number, step) for step in range(5)), lambda number: number == 4)
+    found = list(map_in_processes(refusing, iter(range(9)), 2, False, own))
+    assert found == [(number, step) for number in range(9) for step in range(5)]
+    with pytest.raises(Refused, match="no such file"):
+        list(map_in_processes(refusing, iter(range(9)), 2, False))
 
 
 def unprepared() -> Callable[[int], Iterator[int]]:

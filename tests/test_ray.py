@@ -29,7 +29,7 @@ from realm.cli import main
 from realm.documents import parallel_reading
 from realm.documents.file_records import records_of_file
 from realm.documents.formats.records import Limits, Record, Unreadable
-from realm.documents.parallel_reading import Block, Left, prepare_reading
+from realm.documents.parallel_reading import Block, prepare_reading
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.sources import State, files_of, state_of
 from realm.documents.wikipedia import multistream
@@ -38,6 +38,7 @@ from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index, complete_index
 from realm.model.folder import load_model
 from realm.ray_actors import RESULTS_AHEAD, EngineConfig, map_on_ray
+from realm.refusals import OwnWork, Refused
 from realm.store import unfinished, vectors
 from realm.store.ingest import build, cut_documents
 from realm.store.knowledge_base import KnowledgeBase
@@ -376,7 +377,7 @@ def test_cluster_builds_the_knowledge_base_of_one_process(cluster, sources, monk
     assert main([*command, "cluster", "--engine", "ray", "--ray-address", cluster.address]) == 0
     assert json.loads(capsys.readouterr().out) == expected
     assert sum(expected["left_out"].values()) > 10 and expected["documents"] > 2900
-    assert set(read_here) == {"", "whole.xml"}
+    assert set(read_here) == {"whole.xml"}
     one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "cluster"))
     assert one.equals(other) and len(one) > 2800
     for name in ("left_out.jsonl", "merged.jsonl"):
@@ -479,8 +480,8 @@ def test_remote_files_are_read_by_the_cluster(cluster, sources, tmp_path, monkey
     ]
     with serving(tmp_path / "corpus") as url:
         addresses = [f"{url}/{quote(name)}" for name in names]
-        expected, here, there = [], ReadingReport(), ReadingReport()
-        expected += read_documents(addresses, report=here)
+        here, there = ReadingReport(), ReadingReport()
+        expected = list(read_documents(addresses, report=here))
         monkeypatch.setattr("realm.documents.file_records.copied", None)  # nothing is copied to this process
         engine = EngineConfig("ray", cluster.address)
         assert list(read_documents(addresses, report=there, engine=engine)) == expected
@@ -510,15 +511,62 @@ def readers_in(folder: Path) -> list[int]:
     return found
 
 
-def test_worker_leaves_files_that_it_does_not_see_to_the_command(sources, tmp_path, monkeypatch) -> None:
+def test_worker_refuses_files_that_it_does_not_see(sources, tmp_path) -> None:
     path = Path("corpus/page.html")
     state, source = state_of(path), files_of("corpus/page.html", None)[0]
-    other = State(1, 1)
-    for folder, seen, kind in (
-        (tmp_path, state, Record),
-        (tmp_path, other, Left),
-        (tmp_path / "gone", state, Left),
-    ):
-        read = prepare_reading(folder, Limits())
-        (found,) = read(Block([(source, seen)]))
-        assert [type(one) for one in found.records] == [kind]
+    (found,) = prepare_reading(tmp_path, Limits())(Block([(source, state)]))
+    assert [type(one) for one in found.records] == [Record]
+    for folder, seen in ((tmp_path, State(1, 1)), (tmp_path / "gone", state)):
+        with pytest.raises(Refused, match=r"does not see corpus/page\.html"):
+            list(prepare_reading(folder, Limits())(Block([(source, seen)])))
+
+
+def refusing_one(folder: Path, after: int) -> Callable[[int], Iterator[tuple[int, int]]]:
+    """Prepares a function with five results per item. The first process that calls it refuses all items after some results."""
+
+    def results(number: int) -> Iterator[tuple[int, int]]:
+        first = folder / "first"
+        with suppress(FileExistsError):
+            os.symlink(str(os.getpid()), first)
+        refuses = os.readlink(first) == str(os.getpid())
+        for step in range(5):
+            if refuses and step == after:
+                raise Refused("no key")
+            (folder / f"{number}-{step} {os.getpid()}").touch()
+            yield number, step
+        time.sleep(0.05)
+
+    return results
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after", [0, 3])
+def test_items_that_a_process_refuses_are_done_by_others(after, cluster, tmp_path, caplog) -> None:
+    def here(number: int) -> Iterator[tuple[int, int]]:
+        own.append(number)
+        for step in range(5):
+            time.sleep(0.1)
+            yield number, step
+
+    own: list[int] = []
+    work = OwnWork(here, lambda number: number % 10 == 7)
+    found = map_on_ray(partial(refusing_one, tmp_path, after), iter(range(100)), cluster.address, own=work)
+    assert list(found) == [(number, step) for number in range(100) for step in range(5)]
+    assert set(own) >= set(range(7, 100, 10)) and len(own) < 50  # the other process does most of the work
+    assert "gets no further work: no key" in caplog.text
+
+
+@pytest.mark.slow
+def test_items_that_all_processes_refuse_are_done_here(cluster, tmp_path) -> None:
+    own: OwnWork[int, int] = OwnWork(lambda number: [number], lambda number: False)
+    found = map_on_ray(partial(refusing_all, tmp_path), iter(range(9)), cluster.address, own=own)
+    assert list(found) == list(range(9))
+
+
+def refusing_all(folder: Path) -> Callable[[int], list[int]]:
+    """Prepares a function that refuses all items."""
+
+    def refuse(number: int) -> list[int]:
+        raise Refused(f"{folder} is not here")
+
+    return refuse

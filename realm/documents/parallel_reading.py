@@ -1,9 +1,9 @@
 """Reads files in several processes, of this machine or of a Ray cluster. The records have the same order as from one process.
 
-A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump. A worker reads a
-local file only if the file has the same size and time as on the machine of the command. The process of the command reads all
-other files: files that the worker cannot open or copy, and dumps that cannot be split. On this machine, workers only read
-parts of dumps.
+A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump. A worker refuses
+a block if a local file does not have the same size and time as on the machine of the command, or if a file cannot be opened or
+copied; another worker, or the process of the command, then reads the whole block. No worker is asked to read a dump that cannot
+be split. On this machine, workers read only parts of dumps.
 """
 
 import os
@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from socket import gethostname
 from typing import Any, NamedTuple
 
 from realm.documents.file_records import records_of, records_of_file
@@ -26,6 +27,7 @@ from realm.keys import KeyTable, key_of
 from realm.local_processes import FRESH, map_in_processes
 from realm.progress import progress
 from realm.ray_actors import READING_CORES, map_on_ray
+from realm.refusals import OwnWork, Refused
 
 BLOCK_BYTES, BLOCK_FILES = 4 << 20, 64
 """Size and number of files at which a block is complete."""
@@ -34,12 +36,14 @@ RESULT_CHARS, RESULT_RECORDS = 4_000_000, 1000
 
 REMOTE = State(0, 0)
 """Stands for the state of a remote file, which has the same address on all machines."""
+NOT_HERE = (Reason.NOT_OPENED, Reason.NOT_INSTALLED)
+"""Reasons why another machine may read a file."""
 
 Redirects = tuple[list[tuple[str, str]], bool]
 """Title and target of each redirect in a part of a dump, and whether the part is damaged."""
 
 
-Map = Callable[[Callable[[], Callable[[Any], Iterable[Any]]], Iterator[Any]], Generator[Any, None, None]]
+Map = Callable[..., Generator[Any, None, None]]
 """`map_in_processes` or `map_on_ray`: the results of the function that the first argument returns, for all items, in order."""
 
 
@@ -52,10 +56,11 @@ class SplitDump(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Files, each with its state, or with None if the process of the command reads the file. A worker compares the state with
-    that on its own machine."""
+    """Files, each with its state, which a worker compares with that on its own machine. None: no worker is asked to read it."""
 
     files: list[tuple[SourceFile | RemoteFile, State | None]]
+    is_own: bool = False
+    """Whether only the process of the command reads the block."""
     dump: SplitDump | None = None
     """The dump, if the block is a part of a dump."""
     part: DumpPart | None = None
@@ -65,16 +70,10 @@ class Block(NamedTuple):
     """Whether the records are kept, so that the worker does not read the block."""
 
 
-class Left(NamedTuple):
-    """A file that the process of the command reads."""
-
-    file: SourceFile | RemoteFile
-
-
 class Found(NamedTuple):
     """Some of the records of a block, in order; none, if the records are kept."""
 
-    records: list[Record | Unreadable | Left]
+    records: list[Record | Unreadable]
     block: Block
     number: int
     """The number of earlier results of the block."""
@@ -133,11 +132,12 @@ def _read(
         _read_redirects([part for split in dumps.values() for part in split], redirects, mapped)
         damaged: SplitDump | None = None
 
-        def read_here(left: Left) -> Iterator[Record | Unreadable]:
-            return records_of_file(keeping(left.file, kept), limits, child)
+        def read(file: SourceFile | RemoteFile, _: State | None = None) -> Iterator[Record | Unreadable]:
+            return records_of_file(keeping(file, kept), limits, child)
 
-        results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks)
-        for one, split in _records(opened.enter_context(closing(results)), read_here, known):
+        own = OwnWork(partial(_found, records=read), lambda block: block.is_own or block.known)
+        results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks, own=own)
+        for one, split in _records(opened.enter_context(closing(results)), read, known):
             if split is None:
                 yield one
             elif split != damaged:  # what follows the damage of a dump is left out
@@ -148,37 +148,34 @@ def _read(
 
 def _records(
     results: Iterable[Found],
-    read_here: Callable[[Left], Iterator[Record | Unreadable]],
+    read: Callable[[SourceFile | RemoteFile], Iterator[Record | Unreadable]],
     known: KeptBlocks | None,
 ) -> Iterator[tuple[Record | Unreadable, SplitDump | None]]:
     """Each record with its dump, or with None. The records of blocks that have a key are kept."""
     unkept: bytes | None = None  # key of a block that was not read to its end; another reading may succeed
     for found in results:
-        block = found.block
+        block, records = found.block, iter(found.records)
         if known is not None and block.key is not None:
             if block.known:
-                yield from ((one, block.dump) for one in _kept(block, block.key, known, read_here))
-                continue
-            if any(_fails(one, block) for one in found.records):
+                records = _kept(block, block.key, known, read)
+            elif any(_fails(one, block) for one in found.records):
                 unkept = block.key
-            if block.key != unkept:
-                whole = [one for one in found.records if not isinstance(one, Left)]
-                known.keep(block.key, found.number, whole, found.last)
-        for one in found.records:
-            for record in read_here(one) if isinstance(one, Left) else (one,):
-                yield record, block.dump
+            elif block.key != unkept:
+                known.keep(block.key, found.number, found.records, found.last)
+        yield from ((one, block.dump) for one in records)
 
 
-def _fails(one: Record | Unreadable | Left, block: Block) -> bool:
+def _fails(one: Record | Unreadable, block: Block) -> bool:
     """Whether a block was not read to its end. A problem of a page of a dump names the page; a problem of the part names the
     dump."""
-    if isinstance(one, Unreadable):
-        return block.dump is None or one.where == str(block.dump.path)
-    return isinstance(one, Left)
+    return isinstance(one, Unreadable) and (block.dump is None or one.where == str(block.dump.path))
 
 
 def _kept(
-    block: Block, key: bytes, known: KeptBlocks, read_here: Callable[[Left], Iterator[Record | Unreadable]]
+    block: Block,
+    key: bytes,
+    known: KeptBlocks,
+    read: Callable[[SourceFile | RemoteFile], Iterator[Record | Unreadable]],
 ) -> Iterator[Record | Unreadable]:
     """The records of a block that are kept; the block is read if a value is damaged."""
     done = 0
@@ -188,7 +185,7 @@ def _kept(
             done += len(values)
     except ValueError:
         ((file, _),) = block.files
-        yield from islice(read_here(Left(file)), done, None)
+        yield from islice(read(file), done, None)
 
 
 def _with_keys(blocks: Iterator[Block], limits: Limits, known: KeptBlocks | None) -> Iterator[Block]:
@@ -242,27 +239,28 @@ def _blocks(
     kept: Path | None = None,
 ) -> Iterator[Block]:
     """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`."""
-    files: list[tuple[SourceFile | RemoteFile, State | None]] = []
-    size = 0
+    block, size = Block([]), 0
     for number, file in enumerate(found):
         path = _path_of_dump(file)
         parts = dumps[path] if path else ()
         state = state_of_file(file)
-        alone = bool(parts) or (state is not None and _is_kept(file))
-        if (alone and files) or size >= BLOCK_BYTES or len(files) >= BLOCK_FILES:
-            yield Block(files)
-            files, size = [], 0
-        for part in parts:
-            source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
-            yield Block([(source, state_of(part.path))], SplitDump(number, part.path), part)
-        if alone and not parts:
+        is_own = state is None and not isinstance(file, Unreadable)
+        is_full = size >= BLOCK_BYTES or len(block.files) >= BLOCK_FILES
+        alone = bool(parts) or (state is not None and (isinstance(file, RemoteFile) or _is_kept(file)))
+        if block.files and (alone or is_full or is_own != block.is_own):
+            yield block
+            block, size = Block([]), 0
+        if parts:
+            for part in parts:
+                source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
+                yield Block([(source, state_of(part.path))], False, SplitDump(number, part.path), part)
+        elif alone:
             yield Block([(file, state)])
-        elif not parts:
-            files.append((file, state))
-            # The size of a remote file is not known.
-            size += BLOCK_BYTES if state is REMOTE else state.size if state else 0
-    if files:
-        yield Block(files)
+        else:
+            block = Block([*block.files, (file, state)], is_own)
+            size += state.size if state else 0
+    if block.files:
+        yield block
 
 
 def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable], mapped: Map) -> None:
@@ -272,11 +270,11 @@ def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable
     damaged: set[Path] = set()
     items = ((part, state_of(part.path)) for part in parts)
     prepare = partial(_prepare_redirects, Path.cwd())
-    with closing(mapped(prepare, items)) as found:
+    own: OwnWork[Any, Redirects] = OwnWork(lambda item: [_redirects_of(item[0])], lambda item: False)
+    with closing(mapped(prepare, items, own=own)) as found:
         read = progress(found, total=len(parts), description="read redirects", unit="part", leave=False)
-        for part, one in zip(parts, read, strict=True):
+        for part, (pairs, is_damaged) in zip(parts, read, strict=True):
             if part.path not in damaged:
-                pairs, is_damaged = one or _redirects_of(part)
                 for title, target in pairs:
                     redirects[part.path].put(key_of(title), target)
                 if is_damaged:
@@ -295,68 +293,63 @@ def _redirects_of(part: DumpPart) -> Redirects:
 
 
 def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[Found]]:
-    """A function that reads the files of a block. Paths are relative to `folder`, the current folder of the command."""
+    """A function that reads the files of a block. Paths are relative to `folder`, the current folder of the command.
+
+    The function raises Refused if this machine does not see a file of the block, or cannot read it.
+    """
     is_here = _enter(folder)
     child = KeepingReader()
-    unreachable = False
 
-    def is_seen(file: SourceFile | RemoteFile, state: State | None) -> bool:
-        if state is None or isinstance(file, Unreadable):
-            return False
-        if isinstance(file, RemoteFile):
-            return not unreachable
-        return is_here and state == state_of(file[1])
-
-    def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable | Left]:
-        nonlocal unreachable
-        if not is_seen(file, state):
-            yield Left(file)
+    def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable]:
+        if isinstance(file, Unreadable):
+            yield file
             return
+        if not isinstance(file, RemoteFile) and not (is_here and state == state_of(file[1])):
+            raise Refused(f"{gethostname()} does not see {file[1]}")
         ones = records_of_file(file, limits, child)
         try:
             first = next(ones, None)
-        except RealmError:
-            if not isinstance(file, RemoteFile):
-                raise
-            # This machine may have no keys, no way to the address, or no library. The attempts took half a minute, so the
-            # worker leaves all other remote files too.
-            unreachable = True
-            yield Left(file)
-            return
-        if isinstance(first, Unreadable) and first.reason in (Reason.NOT_OPENED, Reason.NOT_INSTALLED):
-            yield Left(file)  # the machine of the command may have the right to read, or the library
-        elif first is not None:
+        except RealmError as error:
+            if isinstance(file, RemoteFile):  # there may be no key, library, space, or way to the address
+                raise Refused(f"{gethostname()}: {error}") from error
+            raise
+        if isinstance(first, Unreadable) and first.reason in NOT_HERE:
+            raise Refused(f"{gethostname()}: {first}")
+        if first is not None:
             yield first
             yield from ones
 
-    def read(block: Block) -> Iterator[Found]:
-        found: list[Record | Unreadable | Left] = []
-        if block.known:
-            yield Found(found, block, 0, True)
-            return
-        number = chars = 0
-        for file, state in block.files:
-            for one in records(file, state):
-                found.append(one)
-                chars += len(one.text) if isinstance(one, Record) else 0
-                if chars >= RESULT_CHARS or len(found) >= RESULT_RECORDS:
-                    yield Found(found, block, number, False)
-                    found, number, chars = [], number + 1, 0
-        yield Found(found, block, number, True)
+    return partial(_found, records=records)
 
-    return read
+
+def _found(
+    block: Block,
+    records: Callable[[SourceFile | RemoteFile, State | None], Iterator[Record | Unreadable]],
+) -> Iterator[Found]:
+    """The records of a block in results. The results are the same in all processes that can read the files."""
+    found: list[Record | Unreadable] = []
+    number = chars = 0
+    for file, state in () if block.known else block.files:
+        for one in records(file, state):
+            found.append(one)
+            chars += len(one.text) if isinstance(one, Record) else 0
+            if chars >= RESULT_CHARS or len(found) >= RESULT_RECORDS:
+                yield Found(found, block, number, False)
+                found, number, chars = [], number + 1, 0
+    yield Found(found, block, number, True)
 
 
 def _prepare_redirects(
     folder: Path,
-) -> Callable[[tuple[DumpPart, State | None]], list[Redirects | None]]:
-    """A function that reads the redirects of a part; the result is None if the worker does not see the same dump."""
+) -> Callable[[tuple[DumpPart, State | None]], list[Redirects]]:
+    """A function that reads the redirects of a part, and raises Refused if the worker does not see the same dump."""
     is_here = _enter(folder)
 
-    def read(item: tuple[DumpPart, State | None]) -> list[Redirects | None]:
+    def read(item: tuple[DumpPart, State | None]) -> list[Redirects]:
         part, state = item
-        same = is_here and state is not None and state == state_of(part.path)
-        return [_redirects_of(part) if same else None]
+        if not is_here or state is None or state != state_of(part.path):
+            raise Refused(f"{gethostname()} does not see {part.path}")
+        return [_redirects_of(part)]
 
     return read
 

@@ -23,10 +23,11 @@ from realm.cli import main
 from realm.documents import remote
 from realm.documents.file_records import records_of
 from realm.documents.formats.records import Limits, Record
-from realm.documents.parallel_reading import REMOTE, Block, Left, prepare_reading
+from realm.documents.parallel_reading import REMOTE, Block, prepare_reading
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.sources import RemoteFile, remote_files_of
 from realm.errors import InputError
+from realm.refusals import Refused
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
 from tests.interop.local_hub import Repository, local_hub
@@ -149,7 +150,7 @@ def serving(folder: Path) -> Iterator[str]:
         server.server_close()
 
 
-def test_a_worker_of_a_cluster_reads_remote_files_and_leaves_them_to_the_command_if_it_cannot(
+def test_a_worker_of_a_cluster_reads_remote_files_and_refuses_those_that_it_cannot_copy(
     files: Path, memory: str, monkeypatch
 ) -> None:
     monkeypatch.setattr(remote, "WAITS", ())
@@ -159,9 +160,8 @@ def test_a_worker_of_a_cluster_reads_remote_files_and_leaves_them_to_the_command
     here = list(records_of(asked, Limits()))
     assert list(map(str, found)) == list(map(str, here)) and any(isinstance(one, Record) for one in found)
     gone = asked[0]._replace(address=f"{memory}/gone.jsonl")
-    for file in (gone, asked[0]):  # after a failure, the worker tries no other remote file
-        (result,) = read(Block([(file, REMOTE)]))
-        assert result.records == [Left(file)]
+    with pytest.raises(Refused, match=r"gone\.jsonl: no such file or folder"):
+        list(read(Block([(gone, REMOTE)])))
 
 
 def test_files_of_a_web_server_are_read_and_their_passwords_and_queries_are_not_stored(files: Path) -> None:
