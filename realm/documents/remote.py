@@ -7,6 +7,8 @@ other file. Only bytes are read: no code of a data set is run. If a file cannot 
 because a corpus must not depend on a failure of the network.
 """
 
+import fcntl
+import os
 import re
 import shutil
 import tempfile
@@ -34,6 +36,8 @@ MOST_OF_DISK = 0.9
 """Largest share of the free space of the temporary folder that a copy takes."""
 _MISSING = (404, 410)
 """HTTP statuses of files that do not exist."""
+_PREFIX, _LOCKED_AFTER = "realm-copy-", 60
+"""Beginning of the names of temporary folders, and seconds after which such a folder is locked if its process lives."""
 _QUERY = re.compile(r"\?\S+")
 
 
@@ -110,8 +114,8 @@ def copied(address: str) -> Iterator[Path]:
         InputError: the file cannot be read, or is too large for the temporary folder.
         WriteFailed: the copy cannot be written.
     """
-    with tempfile.TemporaryDirectory(prefix="realm-") as folder:
-        path = Path(folder, name_of(address))
+    with _temporary_folder() as folder:
+        path = folder / name_of(address)
         with _reaching(address):
             _attempts(partial(_copy, address, path, "set TMPDIR to a folder with more room"))
         yield path
@@ -130,11 +134,36 @@ def uploaded(address: str) -> Iterator[Path]:
         raise InputError(f"{shown} cannot be written: give the address of a file at {known}")
     with _reaching(address, "written"):
         system, inside = _opened_system(address)
-    with tempfile.TemporaryDirectory(prefix="realm-") as folder:
-        path = Path(folder, name_of(address))
+    with _temporary_folder() as folder:
+        path = folder / name_of(address)
         yield path
         with _reaching(address, "written"):
             _attempts(partial(system.put_file, str(path), inside))
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    """A context with a temporary folder, which is locked. Unlocked folders, which killed processes have left, are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), _opened_folder(left) as folder:
+            found = os.fstat(folder)
+            # A process locks its folder shortly after it has made it.
+            if found.st_uid == os.getuid() and found.st_mtime < time.time() - _LOCKED_AFTER:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as made, _opened_folder(Path(made)) as folder:
+        with suppress(OSError):  # the file system has no locks
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield Path(made)
+
+
+@contextmanager
+def _opened_folder(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 class RemoteFolder:

@@ -1,5 +1,6 @@
 """Sources that are addresses, compared with the same files in a folder: fsspec's file system in memory, and a web server."""
 
+import fcntl
 import gzip
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -224,6 +226,34 @@ def test_a_file_that_the_disk_has_no_room_for_is_not_copied(files: Path, memory:
             ):
                 read(source)
         assert len(read(f"{url}/more/notes.md")[0]) == 1
+
+
+def test_copies_that_killed_processes_left_are_removed_and_no_others(
+    files: Path, memory: str, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    used, left, new, other = (tmp_path / f"realm-{name}" for name in ("copy-a", "copy-b", "copy-c", "d"))
+    for folder in (used, left, new, other):
+        folder.mkdir()
+        (folder / "corpus.jsonl").touch()
+        os.utime(folder, (0, time.time() if folder == new else 0))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / "realm-copy-link").symlink_to(kept)
+    with locked(used), remote.copied(f"{memory}/z.parquet") as path:
+        assert path.read_bytes() == b"PAR1 damaged" and path.parent.parent == tmp_path
+        assert [one.exists() for one in (used, left, new, other, kept)] == [True, False, True, True, True]
+    assert not path.parent.exists()
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def test_a_proxy_of_the_environment_is_used(files: Path, monkeypatch) -> None:

@@ -17,6 +17,7 @@ from realm.store import vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.tables import table
+from realm.store.upkeep import forget_after
 from realm.store.vectors import VectorsInfo
 from realm.text.corpus import Document
 from tests.conftest import Trials
@@ -184,18 +185,38 @@ def test_change_that_is_refused_leaves_no_files(kb: KnowledgeBase) -> None:
 def test_a_version_that_is_committed_while_a_reader_opens_the_one_before_is_not_reported_as_lost(
     kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    versions_of = table.versions_of
+    versions_of, commits = table.versions_of, 0
 
     def and_then_another(path: Path) -> list[int]:
+        nonlocal commits
         found = versions_of(path)
-        monkeypatch.setattr(table, "versions_of", versions_of)
-        writer.add([document(0)], TinyTagger())
+        if path.name == TABLE and commits < 3:
+            commits += 1
+            with monkeypatch.context() as patch:  # the writer is not disturbed
+                patch.setattr(table, "versions_of", versions_of)
+                changed(kb.folder, lambda kb: kb.add([document(commits)], TinyTagger()))
         return found
 
-    writer = KnowledgeBase.open(kb.folder)
     monkeypatch.setattr(table, "versions_of", and_then_another)
     reader = table.open_table(kb.folder / TABLE)
-    assert table.open_table(kb.folder / TABLE).version > reader.version
+    assert commits > 1 and table.open_table(kb.folder / TABLE).version > reader.version
+
+
+def test_a_version_that_is_taken_back_while_a_reader_opens_the_table_is_not_reported_as_lost(
+    kb: KnowledgeBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests, before = table.recorded_digests, table.newest_version(kb.folder / TABLE)
+    assert before is not None
+    changed(kb.folder, lambda kb: kb.add([document(0)], TinyTagger()))
+
+    def and_then_taken_back(path: Path) -> dict[str, str]:
+        found = digests(path)
+        monkeypatch.setattr(table, "recorded_digests", digests)
+        forget_after(kb.folder / TABLE, before)
+        return found
+
+    monkeypatch.setattr(table, "recorded_digests", and_then_taken_back)
+    assert table.open_table(kb.folder / TABLE, before).version == before
 
 
 def test_interruption_right_after_a_commit_takes_nothing_of_it_back(

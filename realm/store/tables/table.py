@@ -447,16 +447,24 @@ def _kept_open(descriptor: int) -> Iterator[None]:
 
 def _lost(path: Path) -> Iterator[str]:
     """A message if the newest version with a recorded digest is missing."""
+    lost = _lost_version(path)
+    # Another process can have removed the version, or replaced the folder, between the two readings.
+    if lost is not None and lost == _lost_version(path):
+        number, newest = lost
+        there = f"version {newest}" if newest else "no version"
+        yield (
+            f"{path.name} has {there}, but version {number} was committed{' later' if newest else ''}: "
+            f"{manifest_of(path, number).name} is missing"
+        )
+
+
+def _lost_version(path: Path) -> tuple[int, int | None] | None:
+    """The newest version with a recorded digest, if it is missing, and the newest version that is there."""
     name = re.compile(rf"{re.escape(path.name)}/_versions/(\d{{20}})\.manifest")
     committed = [_LAST - int(found[1]) for found in map(name.fullmatch, recorded_digests(path)) if found]
     # The digests are read before the names of the versions, because another process can commit a version in between.
     newest = newest_version(path)
-    if committed and max(committed) > (newest or 0):
-        there = f"version {newest}" if newest else "no version"
-        yield (
-            f"{path.name} has {there}, but version {max(committed)} was committed{' later' if newest else ''}: "
-            f"{manifest_of(path, max(committed)).name} is missing"
-        )
+    return (max(committed), newest) if committed and max(committed) > (newest or 0) else None
 
 
 def _data_files(path: Path, fragments: Sequence[LanceFragment]) -> Iterator[tuple[Path, int | None]]:

@@ -59,11 +59,12 @@ def cached_passage_states(
     """
     file = folder / "states.npy"
     model = whole_model(model)
-    if distributed.is_main_process() and not file.exists():
-        states_NH = _compute(kb, model, folder, precision)
-        writing = file.with_suffix(".writing.npy")
-        np.save(writing, states_NH)
-        os.replace(writing, file)
+    if distributed.is_main_process():
+        if not file.exists():
+            states_NH = _compute(kb, model, folder, precision)
+            writing = file.with_suffix(".writing.npy")
+            np.save(writing, states_NH)
+            os.replace(writing, file)
         unfinished.forget(folder)
     distributed.barrier()
     return CachedPassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
