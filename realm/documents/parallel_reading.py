@@ -221,7 +221,7 @@ def _parts_of(path: Path) -> list[DumpPart]:
 
 
 def _state(file: SourceFile | RemoteFile) -> State | None:
-    """The state of a file; None if the process of the command reads it, because parsed pages of dumps are kept there."""
+    """The state of a file; None for a problem, and for a dump, whose parsed pages the process of the command keeps."""
     if isinstance(file, Unreadable) or file[0] is dump:
         return None
     return REMOTE if isinstance(file, RemoteFile) else state_of(file[1])

@@ -18,9 +18,9 @@ UPDATE_BYTES = 44
 """Bytes that an update reads and writes per trained weight. AdamW reads the weight, the gradient and two averages, and writes
 the weight and both averages (28 bytes). Before this, the gradient is written, read for its norm, and scaled (16 bytes)."""
 WORDS_BACKWARD, TABLE_BYTES = 12, 16
-"""Traffic of the backward pass of a bag-of-words tower, in forward passes, measured on a CPU (docs/scaling.md): the gradients
-of single words are added one by one. And bytes that are read and written per number of the table of embeddings: its gradient is
-filled with zeros, and then added to that of the other tower."""
+"""Traffic of the backward pass of a bag-of-words tower, in forward passes: the gradients of single words are added one by one.
+And traffic per number of the table of embeddings, whose gradient is filled with zeros and added to that of another pass. Both
+were measured on a CPU (docs/scaling.md)."""
 STATE_BYTES = 12
 """Bytes that stay in memory per trained weight, in addition to the weight: the gradient and two averages."""
 

@@ -174,7 +174,7 @@ class Plan:
         # The gradient cache gathers all weights that are trained in the backward pass.
         gathered = 4 * own.trained if shards > 1 and config.cached_rows else 0
         exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
-        host = own.work.host_seconds
+        host = own.work.host_seconds * hardware.python_time
         compute = self._seconds(own.work + update) - host
         refreshes, refresh, apart = self._refreshes(config, host + compute + exchange)
         return StagePlan(
@@ -219,7 +219,7 @@ class Plan:
         device_seconds = work.flop / (hardware.tflops * 1e12) + work.traffic / (
             hardware.memory_gb_per_s * 1e9
         )
-        return work.host_seconds + device_seconds
+        return work.host_seconds * hardware.python_time + device_seconds
 
     def _index_work(self, frozen: bool) -> Work:
         if frozen:

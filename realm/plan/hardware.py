@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,9 +16,11 @@ from realm.model.bert import BertConfig, MaskedBert
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import set_dropout
-from realm.plan.costs import TRAINED, UPDATE_BYTES, reading_work
+from realm.plan.costs import SENTENCE_SECONDS, TRAINED, UPDATE_BYTES, reading_work
 from realm.settings import presets, read_config
-from realm.tokens.layouts import Tokens
+from realm.store.schema import PassageTokens
+from realm.tokens.layouts import Ragged, Tokens
+from realm.train.ict import ClozeRule, cloze_pairs
 
 Clock = Callable[[], float]
 
@@ -25,6 +28,8 @@ MEASURED = 3.0
 """Seconds of each measurement, after one repetition to warm up."""
 ROWS = 32
 """Number of rows of the measured training step."""
+DRAWN = 256
+"""Number of sentences that are drawn together."""
 NUMBERS = 10_000_000
 """Number of weights of the measured update; these weights do not fit into the caches of a processor."""
 
@@ -49,9 +54,11 @@ class Hardware:
     cluster). 0: one of the training devices embeds the passages, and training waits."""
     bits: int = 16
     """Bits of an activation: 16 if the device computes in bf16, else 32."""
+    python_time: float = 1.0
+    """Time that Python needs, divided by the time on the core on which the costs of Python were measured (docs/scaling.md)."""
 
     def __post_init__(self) -> None:
-        for name in ("devices", "memory_gb", "tflops", "memory_gb_per_s"):
+        for name in ("devices", "memory_gb", "tflops", "memory_gb_per_s", "python_time"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
         if self.network_gb_per_s < 0 or self.build_devices < 0:
@@ -86,8 +93,8 @@ def measure(
 ) -> Hardware:
     """Measures the speed and the memory of this machine.
 
-    The speed is measured with a training step of a masked reader of the size of `encoder`, and with an update of many weights.
-    A row of the step has `length` wordpieces, of which `masked` are predicted.
+    The speed is measured with a training step of a masked reader of the size of `encoder`, with an update of many weights, and
+    with the drawing of sentences. A row of the step has `length` wordpieces, of which `masked` are predicted.
     """
     device = choose_device("auto")
     if device.type == "cpu":
@@ -108,6 +115,7 @@ def measure(
         tflops=work.flop / compute / 1e12,
         memory_gb_per_s=update / 1e9,
         bits=16 if chosen(device, "auto") == "bf16" else 32,
+        python_time=_sentence_seconds(clock) / SENTENCE_SECONDS,
     )
 
 
@@ -152,7 +160,23 @@ def _update_seconds(device: torch.device, clock: Clock) -> float:
     return _median_seconds(step, clock)
 
 
-def _median_seconds(step: Callable[[], None], clock: Clock) -> float:
+def _sentence_seconds(clock: Clock) -> float:
+    """Seconds in which Python draws a sentence of the inverse cloze task."""
+    count, sentences, length = 4 * DRAWN, 5, 20
+    starts = np.tile(np.arange(0, sentences * length, length), count)
+    bodies = Ragged(
+        np.ones(count * sentences * length, dtype=np.int32), np.arange(count + 1) * sentences * length
+    )
+    titles = Ragged(np.ones(count, dtype=np.int32), np.arange(count + 1))
+    no_spans = Ragged(np.zeros(0, dtype=np.int32), np.zeros(count + 1, dtype=np.int64))
+    tokens = PassageTokens(
+        titles, bodies, Ragged(starts, np.arange(count + 1) * sentences), no_spans, no_spans
+    )
+    rule, rng = ClozeRule(size=DRAWN), np.random.default_rng(0)
+    return _median_seconds(lambda: cloze_pairs(tokens, np.arange(count), rule, rng), clock) / DRAWN
+
+
+def _median_seconds(step: Callable[[], object], clock: Clock) -> float:
     step()
     took: list[float] = []
     end = time.monotonic() + MEASURED

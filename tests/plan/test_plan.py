@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from realm.cli import main
 from realm.index.embedding import embed_passages
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.device import autocast
+from realm.model.device import autocast, chosen
 from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
 from realm.model.folder import Model
 from realm.model.masked_reader import EncoderConfig, MaskedReader, new_reader
@@ -348,7 +348,8 @@ def test_planned_memory_is_that_of_measured_processes(tmp_path) -> None:
     )
     build = ["kb", "build", str(documents), "--out", str(kb), "--config", str(config)]
     assert main([*build, "--tokenizer", "package:realm-mini"]) == 0
-    plan = Plan(Preset.read(str(config)), Corpus.of(KnowledgeBase.open(kb)), Hardware(1, 1, 1, 1))
+    bits = 16 if chosen(torch.device("cpu"), "auto") == "bf16" else 32
+    plan = Plan(Preset.read(str(config)), Corpus.of(KnowledgeBase.open(kb)), Hardware(1, 1, 1, 1, bits=bits))
     process_gb = plan.corpus_costs()["process_memory_gb"]
     stages = {stage.stage: stage for stage in plan.stages()}
     for name, start in (
@@ -358,7 +359,7 @@ def test_planned_memory_is_that_of_measured_processes(tmp_path) -> None:
     ):
         command = [name, "--kb", str(kb), "--config", str(config), "--out", str(tmp_path / name), *start]
         child = subprocess.Popen([sys.executable, "-m", "realm", *command, "--set", "device=cpu"])
-        _, status, usage = os.wait4(child.pid, 0)
-        assert status == 0
+        _, child.returncode, usage = os.wait4(child.pid, 0)
+        assert child.returncode == 0
         planned_gb = stages[name].memory.total / 1e9 + process_gb
         assert planned_gb == pytest.approx(usage.ru_maxrss * 1024 / 1e9, rel=0.25), name
