@@ -144,6 +144,7 @@ WRITERS = {
     "documents/kept_blocks.py _encoded": [
         "a value of its own database: tests/documents/test_parallel_reading.py"
     ],
+    "train/refresh/cached_states.py _name": ["what a hash is of: never written"],
     "documents/kept_blocks.py _hash": ["what a hash is of: never written"],
     "documents/wikipedia/dumps.py _Workers._answer": [
         "a line to a process: tests/documents/test_wikipedia.py"

@@ -347,6 +347,8 @@ class Plan:
         elif start.made_by == "pretrain":
             if start.stale > 1:
                 settings += (f"refresh.every={self._pretrain.refresh.every * start.stale}",)
+            if self._pretrain.passage_encoder == "frozen":
+                settings += (f"states={out.parent / 'states'}",)
             text = {"text": self.text_kb} if start.other_text else {}
             argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
         else:

@@ -17,7 +17,7 @@ metrics.jsonl, and index versions (`realm.train.refresh.refresher`).
     OUT.training/checkpoint-00000120.pt      weights, optimizer, step, length of the metrics, state of the stage
     OUT.training/metrics.jsonl               truncated on resume to the length at the checkpoint
     OUT.training/tensorboard/                the same numbers as events, if `tensorboard` is set
-    OUT.training/states.npy                  states of all passages, if the passage encoder is frozen (`realm.train.refresh`)
+    OUT.training/states-*.npy                states of all passages, if the passage encoder is frozen (`realm.train.refresh`)
     OUT.training/lock                        held during the run, so that no other run can use the folder
 """
 

@@ -90,6 +90,9 @@ class PretrainConfig(RunConfig):
     passage_encoder: Literal["trained", "frozen"] = "trained"
     """Encoder of the passage tower (paper: trained). "frozen": only the projection of the passage tower is trained, on cached
     passage states, so that an index costs one matrix product. Use "frozen" on a CPU, if the encoder can already retrieve."""
+    states: str = ""
+    """Folder that keeps the passage states of a frozen encoder for other runs with the same encoder and passages. "": the
+    states are removed after the run."""
     input_embeddings: Literal["trained", "frozen"] = "trained"
     """Word, position and segment embeddings of the towers (paper: trained). "frozen": these embeddings are not trained, so that
     the embeddings of rare words do not change."""
@@ -191,7 +194,8 @@ def train(
         IndexRefresher(kb, run.folder, config.refresh, config.precision, run.report) as refresher,
     ):
         frozen = config.passage_encoder == "frozen"
-        states = cached_passage_states(kb, model, run.folder, config.precision) if frozen else None
+        states_folder = Path(config.states) if config.states else run.folder
+        states = cached_passage_states(kb, model, states_folder, config.precision) if frozen else None
         # A reader that is not trained cannot improve, so the run ends at once if this reader does not pass the gate.
         limit = 0 if config.reader_gradient == "none" else GATE_LIMIT
         watch = HealthWatch(config.health, kb, spans, model, run, questions, limit)

@@ -6,6 +6,8 @@ forward pass of the encoder over the corpus: on a CPU, seconds instead of minute
 Axis letters: N passages, H hidden, D embedding, n requested passages.
 """
 
+import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -14,8 +16,10 @@ import torch
 from torch import Tensor
 
 from realm import distributed
+from realm.errors import writing
+from realm.folders import one_writer
 from realm.index.embedding import pooled_states
-from realm.model.device import Precision, autocast
+from realm.model.device import Precision, autocast, chosen
 from realm.model.embedder import Tower
 from realm.model.folder import Model
 from realm.model.modes import evaluating
@@ -53,31 +57,54 @@ class CachedPassageStates:
 def cached_passage_states(
     kb: KnowledgeBase, model: Model, folder: Path, precision: Precision
 ) -> CachedPassageStates:
-    """Loads the states that an interrupted run saved in `folder`; if there are none, computes and saves the states.
+    """Loads the states that a run with the same passages and encoder saved in `folder`, or computes and saves them.
 
-    If the process is killed while it computes the states, the next call continues.
+    If the process is killed while it computes the states, the next call continues. If several runs use the folder, one computes
+    the states and the others wait.
+
+    Raises:
+        WriteFailed: the folder cannot be written.
     """
-    file = folder / "states.npy"
     model = whole_model(model)
-    if distributed.is_main_process():
-        if not file.exists():
-            states_NH = _compute(kb, model, folder, precision)
-            writing = file.with_suffix(".writing.npy")
-            np.save(writing, states_NH)
-            os.replace(writing, file)
-        unfinished.forget(folder)
+    name = _name(kb, model, precision)
+    file = folder / f"states-{name}.npy"
+    if distributed.is_main_process() and not file.exists():
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        with one_writer(folder):
+            if not file.exists():
+                _save(_compute(kb, model, folder, name, precision), file)
+            unfinished.forget(folder)
     distributed.barrier()
     return CachedPassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
 
 
+def _name(kb: KnowledgeBase, model: Model, precision: Precision) -> str:
+    """Digest of all on which the states depend. The weights of the projection are not among it, because they change."""
+    tower = model.embedder.passage
+    made_of = kb.fingerprint, model.tokenizer.fingerprint, model.lengths.passage, tower.config.pooling
+    digest = hashlib.sha256(json.dumps([*made_of, chosen(model.device, precision)]).encode())
+    for name, value in sorted(tower.state_dict().items()):
+        if name.startswith("encoder."):
+            digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _save(states_NH: np.ndarray, file: Path) -> None:
+    aside = file.with_suffix(".writing.npy")
+    with writing(aside):
+        np.save(aside, states_NH)
+        os.replace(aside, file)
+
+
 @torch.no_grad()
-def _compute(kb: KnowledgeBase, model: Model, folder: Path, precision: Precision) -> np.ndarray:
+def _compute(kb: KnowledgeBase, model: Model, folder: Path, name: str, precision: Precision) -> np.ndarray:
     tower, nothing = model.embedder.passage, [np.zeros(0, dtype=np.int64)]
-    fingerprint, hidden = model.compute_passage_fingerprint(), model.embedder.encoder_config.hidden_size
+    hidden = model.embedder.encoder_config.hidden_size
     with (
         autocast(model.device, precision),
         evaluating(tower),
-        unfinished.kept(folder, fingerprint, "states", kb.keys_N, hidden) as kept,
+        unfinished.kept(folder, name, "states", kb.keys_N, hidden) as kept,
     ):
         numbers = np.arange(len(kb))
         states_NH = pooled_states(tower, kb.tokens, numbers, model.tokenizer, model.lengths, kept)

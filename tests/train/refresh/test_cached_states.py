@@ -47,11 +47,21 @@ def test_gradients_of_states_reach_the_projection_alone(states, tiny_model) -> N
 
 
 def test_states_of_an_interrupted_run_are_used_again(states, tiny_kb, tiny_model, tmp_path) -> None:
-    before = (tmp_path / "states.npy").stat().st_mtime_ns
+    (file,) = tmp_path.glob("states-*.npy")
+    before, tower = file.stat().st_mtime_ns, tiny_model.embedder.passage
+    torch.nn.init.normal_(tower.projection.weight)  # trained meanwhile
     again = cached_passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
-    assert (tmp_path / "states.npy").stat().st_mtime_ns == before
-    tower = tiny_model.embedder.passage
+    assert list(tmp_path.glob("states-*.npy")) == [file] and file.stat().st_mtime_ns == before
     assert np.array_equal(again.index(tower), states.index(tower))
+
+
+def test_states_of_another_encoder_are_not_used(states, tiny_kb, tiny_model, tmp_path) -> None:
+    tower = tiny_model.embedder.passage
+    torch.nn.init.normal_(tower.encoder.embeddings.word_embeddings.weight)
+    other = cached_passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
+    assert not np.allclose(other.index(tower), states.index(tower), atol=0.1)
+    texts_ND = embed_passages(tiny_model, tiny_kb.tokens, np.arange(len(tiny_kb)))
+    np.testing.assert_allclose(other.index(tower), texts_ND, atol=5e-3)
 
 
 def test_states_that_a_killed_run_has_computed_are_not_computed_again(
@@ -82,7 +92,7 @@ def test_states_that_a_killed_run_has_computed_are_not_computed_again(
     null = 1
     assert sum(again) == len(tiny_kb) + null - (sum(asked) - asked[-1])
     assert np.array_equal(states.index(tower), whole.index(tower))
-    assert [file.name for file in (tmp_path / "run").iterdir()] == ["states.npy"]
+    assert {file.name.partition("-")[0] for file in (tmp_path / "run").iterdir()} == {"states", ".lock"}
 
 
 def test_towers_of_words_have_nothing_to_freeze(tiny_model) -> None:
