@@ -7,8 +7,8 @@ Ray restarts an actor that died only if a machine has a free core. But all cores
 never be done. Therefore other actors do the items of an actor that died. In addition, a new actor is requested; it starts when
 the cluster has a free core, for example on a machine that an autoscaler adds.
 
-An actor can refuse an item (`realm.refusals`). The item goes to another actor. The process of the command does the item itself
-if all actors have refused it, or if its results are needed now.
+An actor can refuse an item (`realm.refusals`). The item goes to an actor of another machine. The process of the command does
+the item itself if an actor of each machine has refused it, or if its results are needed now.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -42,7 +42,8 @@ for most of the time, the readers wait."""
 CONNECT_SECONDS = 10
 """Most seconds until a cluster accepts a connection."""
 REFUSALS = 3
-"""Number of items, one after another, after whose refusal an actor gets no further work, if other actors have done work."""
+"""Number of items that a machine refused and another machine then did, without an item that the machine did itself in between,
+after which the machine gets no further work."""
 TRIES = 3
 """The work ends with an error if this number of actors die during the same item, or one after another at their start."""
 
@@ -137,8 +138,12 @@ class _Worker:
     def __init__(self, prepare: Callable[[], Callable[[Any], Iterable[Any]]]):
         self._prepare = prepare
 
-    def prepare(self) -> None:
+    def prepare(self) -> str:
+        """Prepares the function -> the machine of the actor."""
+        import ray
+
         self._function = self._prepare()
+        return str(ray.get_runtime_context().get_node_id())
 
     def begin(self, item: Any, received: int) -> _Received[Any]:
         """The first result for an item, without the results that were already received."""
@@ -184,10 +189,8 @@ class _Entry(Generic[Item, Result]):
     """The actor that waits until results of this item are used, if there is one."""
     is_own: bool = False
     """Whether the process of the command gives the rest of the results."""
-    refused_by: list[Any] = field(default_factory=list)
-    """The actors that refused the item."""
-    refusal: str = ""
-    """The reason of the last refusal."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Machine on which an actor refused the item -> the reason."""
 
 
 class _Pool(Generic[Item, Result]):
@@ -209,10 +212,10 @@ class _Pool(Generic[Item, Result]):
         self._calls: dict[Any, tuple[Any, _Entry[Item, Result] | None]] = {}
         """Running call -> its actor, and the entry on which the actor works; None while the actor calls `prepare`."""
         self._idle: deque[Any] = deque()
-        self._refusals: dict[Any, int] = {}
-        """Started actor -> number of items that it refused since it last finished an item."""
-        self._useful: set[Any] = set()
-        """Actors that have finished an item."""
+        self._machines: dict[Any, str] = {}
+        """Started actor -> its machine."""
+        self._refusals: Counter[str] = Counter()
+        """Machine -> number of items that it refused and another machine did, since the machine did an item itself."""
         self._failed_starts = 0
         self._is_warned = False
 
@@ -271,13 +274,15 @@ class _Pool(Generic[Item, Result]):
         If the first of all entries waits and no actor is idle, the first entry gets an actor that waits for the use of later
         results. Otherwise the work would stop when the actor of the first entry died and the cluster has no room for another.
         """
-        for entry in [one for one in self._waiting if one.refused_by]:
-            if entry is self._entries[0] or all(actor in entry.refused_by for actor in self._refusals):
+        machines = set(self._machines.values())
+        for entry in [one for one in self._waiting if one.refusals]:
+            if entry is self._entries[0] or machines <= entry.refusals.keys():
                 entry.is_own = True
                 self._waiting.remove(entry)
                 if not self._is_warned:
                     self._is_warned = True
-                    _log.warning("this process does what the Ray cluster refused: %s", entry.refusal)
+                    reason = next(iter(entry.refusals.values()))
+                    _log.warning("this process does what the Ray cluster refused: %s", reason)
         if not self._idle and self._entries and self._entries[0] in self._waiting:
             last = next((entry for entry in reversed(self._entries) if entry.held is not None), None)
             if last is not None:
@@ -286,7 +291,7 @@ class _Pool(Generic[Item, Result]):
                 self._waiting.remove(self._entries[0])
                 self._waiting.extendleft((last, self._entries[0]))
         for entry in list(self._waiting):
-            actor = next((one for one in self._idle if one not in entry.refused_by), None)
+            actor = next((one for one in self._idle if self._machines[one] not in entry.refusals), None)
             if actor is not None:
                 self._idle.remove(actor)
                 self._waiting.remove(entry)
@@ -317,7 +322,7 @@ class _Pool(Generic[Item, Result]):
             self._replace(actor, entry, error)
         else:
             if entry is None:
-                self._failed_starts = self._refusals[actor] = 0
+                self._failed_starts, self._machines[actor] = 0, result
                 self._idle.append(actor)
             elif result.refusal is not None:
                 self._refuse(entry, actor, result.refusal)
@@ -331,9 +336,9 @@ class _Pool(Generic[Item, Result]):
         entry.received += len(found.results)
         entry.is_done, entry.deaths = found.is_last, 0
         if entry.is_done:
+            self._refusals[self._machines[actor]] = 0
+            self._blame(entry)
             self._idle.append(actor)
-            self._refusals[actor] = 0
-            self._useful.add(actor)
         else:
             entry.held = actor
             self._go_on(entry)
@@ -341,20 +346,28 @@ class _Pool(Generic[Item, Result]):
     def _refuse(self, entry: _Entry[Item, Result], actor: Any, reason: str) -> None:
         if self._own is None:
             raise RealmError(f"a process on the Ray cluster refused its work: {reason}")
-        entry.refused_by.append(actor)
-        entry.refusal = reason
+        entry.refusals[self._machines[actor]] = reason
         self._waiting.appendleft(entry)
-        self._refusals[actor] += 1
-        if self._refusals[actor] >= REFUSALS and self._useful - {actor}:
-            _log.warning("a process on the Ray cluster gets no further work: %s", reason)
+        self._idle.append(actor)
+        self._end_idle()
+
+    def _blame(self, done: _Entry[Item, Result]) -> None:
+        """Counts the machines that refused what another machine has done, and ends their actors if there were too many."""
+        for machine, reason in done.refusals.items():
+            self._refusals[machine] += 1
+            if self._refusals[machine] == REFUSALS:
+                _log.warning("a machine of the Ray cluster gets no further work: %s", reason)
+        self._end_idle()
+
+    def _end_idle(self) -> None:
+        """Ends the idle actors of machines that get no further work; their other actors end at their next refusal."""
+        for actor in [one for one in self._idle if self._refusals[self._machines[one]] >= REFUSALS]:
+            self._idle.remove(actor)
             self._end(actor)
-        else:
-            self._idle.append(actor)
 
     def _end(self, actor: Any) -> None:
         self._ray.kill(actor)
-        self._refusals.pop(actor, None)
-        self._useful.discard(actor)
+        self._machines.pop(actor, None)
 
     def _replace(self, actor: Any, entry: _Entry[Item, Result] | None, error: Exception) -> None:
         self._end(actor)  # the actor may be alive, if only its result was lost

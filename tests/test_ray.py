@@ -553,7 +553,7 @@ def test_items_that_a_process_refuses_are_done_by_others(after, cluster, tmp_pat
     found = map_on_ray(partial(refusing_one, tmp_path, after), iter(range(100)), cluster.address, own=work)
     assert list(found) == [(number, step) for number in range(100) for step in range(5)]
     assert set(own) >= set(range(7, 100, 10)) and len(own) < 50  # the other process does most of the work
-    assert "gets no further work: no key" in caplog.text
+    assert "a machine of the Ray cluster gets no further work: no key" in caplog.text
 
 
 @pytest.mark.slow

@@ -15,14 +15,22 @@ from typing import Any
 
 from realm.documents.child_process import record_of_json
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable, checked
-from realm.documents.kept_records import reader_of
+from realm.documents.kept_records import digest_of_code, reader_of
 from realm.documents.sources import State
 from realm.documents.wikipedia.dumps import parser_version
 from realm.documents.wikipedia.multistream import DumpPart
 from realm.kept_values import KeptValues
 
-CODE = ("wikipedia/*.py", "formats/compressed.py", "formats/records.py", "child_limits.py", "kept_blocks.py")
-"""The code on which the records of a part of a dump depend."""
+CODE = (
+    "documents/wikipedia/*.py",
+    "documents/formats/compressed.py",
+    "documents/formats/records.py",
+    "documents/child_limits.py",
+    "documents/child_process.py",
+    "documents/kept_*.py",
+    "text/corpus.py",
+)
+"""The code on which the records of a part of a dump depend, and how they are kept."""
 
 
 class KeptBlocks(AbstractContextManager["KeptBlocks"]):
@@ -94,8 +102,7 @@ def _hash(*parts: object) -> bytes:
 @cache
 def _parser() -> str:
     """The version of the parser of pages, and a digest of the code."""
-    files = [file for pattern in CODE for file in sorted(Path(__file__).parent.glob(pattern))]
-    return f"{parser_version()} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
+    return f"{parser_version()} {digest_of_code(CODE)}"
 
 
 def _value_key(key: bytes, number: int) -> bytes:

@@ -7,7 +7,7 @@ and files that change while they are read, are not kept.
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,8 +20,15 @@ from realm.kept_values import KeptValues
 
 LIBRARIES = {".pdf": ("pypdfium2",), ".docx": ("mammoth", "lxml")}
 """Extensions of the files whose documents are kept -> the libraries that read them."""
-CODE = ("documents/formats/*.py", "documents/child_process.py", "text/corpus.py", "text/fields.py")
-"""The code on which the documents of a file depend."""
+CODE = (
+    "documents/formats/*.py",
+    "documents/child_process.py",
+    "documents/file_records.py",
+    "documents/kept_*.py",
+    "text/corpus.py",
+    "text/fields.py",
+)
+"""The code on which the documents of a file depend, and how they are kept."""
 
 
 class KeepingReader(AbstractContextManager["KeepingReader"]):
@@ -86,8 +93,13 @@ def _reader(libraries: tuple[str, ...]) -> str | None:
         installed = " ".join(map(version, libraries))
     except PackageNotFoundError:
         return None
-    files = [file for pattern in CODE for file in sorted(Path(__file__).parents[1].glob(pattern))]
-    return f"{installed} {hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
+    return f"{installed} {digest_of_code(CODE)}"
+
+
+def digest_of_code(patterns: Iterable[str]) -> str:
+    """Digest of files of this package."""
+    files = [file for pattern in patterns for file in sorted(Path(__file__).parents[1].glob(pattern))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _records(value: bytes, path: Path, limits: Limits) -> list[Record] | None:

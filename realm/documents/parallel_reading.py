@@ -1,9 +1,9 @@
 """Reads files in several processes, of this machine or of a Ray cluster. The records have the same order as from one process.
 
 A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump. A worker refuses
-a block if a local file does not have the same size and time as on the machine of the command, or if a file cannot be opened or
-copied; another worker, or the process of the command, then reads the whole block. No worker is asked to read a dump that cannot
-be split. On this machine, workers read only parts of dumps.
+a block if a local file does not have the same size and time as on the machine of the command, if a file cannot be opened or
+copied, or if a library is missing; another worker, or the process of the command, then reads the whole block. No worker is
+asked to read a dump that cannot be split. On this machine, workers are asked to read only parts of dumps.
 """
 
 import os
@@ -19,6 +19,7 @@ from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.kept_blocks import KeptBlocks, key_of_file, key_of_part
 from realm.documents.kept_records import KeepingReader, reader_of
+from realm.documents.remote import MissingError
 from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
 from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
@@ -67,7 +68,7 @@ class Block(NamedTuple):
     key: bytes | None = None
     """Key in `KeptBlocks` of a part of a dump, or of a PDF or Word file; None if the records are not kept."""
     known: bool = False
-    """Whether the records are kept, so that the worker does not read the block."""
+    """Whether the records are kept, so that no worker is asked to read the block."""
 
 
 class Found(NamedTuple):
@@ -158,7 +159,7 @@ def _records(
         if known is not None and block.key is not None:
             if block.known:
                 records = _kept(block, block.key, known, read)
-            elif any(_fails(one, block) for one in found.records):
+            elif any(_fails(one, block) for one in found.records) or (found.last and _has_changed(block)):
                 unkept = block.key
             elif block.key != unkept:
                 known.keep(block.key, found.number, found.records, found.last)
@@ -169,6 +170,12 @@ def _fails(one: Record | Unreadable, block: Block) -> bool:
     """Whether a block was not read to its end. A problem of a page of a dump names the page; a problem of the part names the
     dump."""
     return isinstance(one, Unreadable) and (block.dump is None or one.where == str(block.dump.path))
+
+
+def _has_changed(block: Block) -> bool:
+    """Whether the file of a block that has a key was changed after the key was made."""
+    ((file, state),) = block.files
+    return isinstance(file, Unreadable | RemoteFile) or state != state_of(file[1])
 
 
 def _kept(
@@ -221,10 +228,13 @@ def _parts_of(path: Path) -> list[DumpPart]:
 
 
 def _state(file: SourceFile | RemoteFile) -> State | None:
-    """The state of a file; None for a problem, and for a dump, whose parsed pages the process of the command keeps."""
+    """The state of a file. None: no worker is asked to read a problem, a file that cannot be opened, or a dump, whose parsed
+    pages the process of the command keeps."""
     if isinstance(file, Unreadable) or file[0] is dump:
         return None
-    return REMOTE if isinstance(file, RemoteFile) else state_of(file[1])
+    if isinstance(file, RemoteFile):
+        return REMOTE
+    return state_of(file[1]) if os.access(file[1], os.R_OK) else None
 
 
 def _is_kept(file: SourceFile | RemoteFile) -> bool:
@@ -299,27 +309,45 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
     """
     is_here = _enter(folder)
     child = KeepingReader()
+    unreachable: dict[str, RealmError] = {}
+    """Server of remote files that this machine cannot reach -> the error. Each attempt can take half a minute."""
+
+    def check(file: SourceFile | RemoteFile, state: State | None) -> None:
+        if isinstance(file, RemoteFile):
+            if error := unreachable.get(_server(file)):
+                raise Refused(f"{gethostname()}: {error}")
+        elif not isinstance(file, Unreadable):
+            path = file[1]
+            if not (is_here and state == state_of(path) and os.access(path, os.R_OK)):
+                raise Refused(f"{gethostname()} does not see {path}, or cannot open it")
 
     def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable]:
-        if isinstance(file, Unreadable):
-            yield file
-            return
-        if not isinstance(file, RemoteFile) and not (is_here and state == state_of(file[1])):
-            raise Refused(f"{gethostname()} does not see {file[1]}")
         ones = records_of_file(file, limits, child)
         try:
             first = next(ones, None)
         except RealmError as error:
             if isinstance(file, RemoteFile):  # there may be no key, library, space, or way to the address
+                if not isinstance(error, MissingError):
+                    unreachable[_server(file)] = error
                 raise Refused(f"{gethostname()}: {error}") from error
             raise
-        if isinstance(first, Unreadable) and first.reason in NOT_HERE:
+        if isinstance(first, Unreadable) and first.reason in NOT_HERE and first is not file:
             raise Refused(f"{gethostname()}: {first}")
         if first is not None:
             yield first
             yield from ones
 
-    return partial(_found, records=records)
+    def read(block: Block) -> Iterator[Found]:
+        for file, state in block.files:
+            check(file, state)
+        yield from _found(block, records)
+
+    return read
+
+
+def _server(file: RemoteFile) -> str:
+    """The scheme of an address, and its server or bucket."""
+    return "/".join(file.address.split("/", 3)[:3])
 
 
 def _found(

@@ -8,6 +8,7 @@ because a corpus must not depend on a failure of the network.
 """
 
 import fcntl
+import glob
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
+from socket import gethostname
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -39,6 +41,10 @@ _MISSING = (404, 410)
 _PREFIX, _LOCKED_AFTER = "realm-copy-", 60
 """Beginning of the names of temporary folders, and seconds after which such a folder is locked if its process lives."""
 _QUERY = re.compile(r"\?\S+")
+
+
+class MissingError(InputError):
+    """A remote file does not exist."""
 
 
 def is_remote(source: str) -> bool:
@@ -143,15 +149,19 @@ def uploaded(address: str) -> Iterator[Path]:
 
 @contextmanager
 def _temporary_folder() -> Iterator[Path]:
-    """A context with a temporary folder, which is locked. Unlocked folders, which killed processes have left, are removed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    """A context with a temporary folder, which is locked. Unlocked folders, which killed processes have left, are removed.
+
+    The names of the folders contain the name of the machine, because a lock of a folder is not seen by other machines.
+    """
+    prefix = f"{_PREFIX}{gethostname()}-"
+    for left in Path(tempfile.gettempdir()).glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError), _opened_folder(left) as folder:
             found = os.fstat(folder)
             # A process locks its folder shortly after it has made it.
             if found.st_uid == os.getuid() and found.st_mtime < time.time() - _LOCKED_AFTER:
                 fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as made, _opened_folder(Path(made)) as folder:
+    with tempfile.TemporaryDirectory(prefix=prefix) as made, _opened_folder(Path(made)) as folder:
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(folder, fcntl.LOCK_EX)
         yield Path(made)
@@ -349,7 +359,7 @@ def _reaching(address: str, done: str = "read") -> Iterator[None]:
     except Exception as error:
         if _is_missing(error):
             missing = "file or folder" if done == "read" else "bucket"
-            raise InputError(f"{shown}: no such {missing}") from None
+            raise MissingError(f"{shown}: no such {missing}") from None
         status = getattr(_reason(error), "status", None)
         reason = (
             f"HTTP status {status}"

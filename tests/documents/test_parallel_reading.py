@@ -18,6 +18,7 @@ from realm.cli import main
 from realm.documents import kept_blocks
 from realm.documents.child_process import ReaderProcess
 from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.sources import State
 from realm.documents.wikipedia import dumps, multistream
 from realm.ray_actors import EngineConfig
 from realm.refusals import OwnWork, Refused
@@ -250,6 +251,24 @@ def test_a_cluster_does_not_read_pdf_and_word_files_again(
     asked.clear()
     assert on_ray([str(folder)], kept) == expected
     assert asked == ["cut.pdf", "letter.docx"]
+
+
+def test_a_file_that_changes_before_it_is_read_is_not_kept(
+    tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, kept = Path("letter.docx"), tmp_path / "parsed.sqlite"
+    word(path, "Letter")
+    whole, before = path.read_bytes(), path.stat()
+    expected = read([str(path)], 1)
+    word(path, "Another letter")
+    monkeypatch.setattr(
+        "realm.documents.parallel_reading._state", lambda file: State(before.st_size, before.st_mtime_ns)
+    )
+    assert on_ray([str(path)], kept)[0][0].title == "Another letter"  # the worker refuses it
+    path.write_bytes(whole)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert on_ray([str(path)], kept) == expected
 
 
 def test_a_part_that_a_cluster_once_could_not_read_is_read_again(

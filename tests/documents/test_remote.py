@@ -1,10 +1,10 @@
 """Sources that are addresses, compared with the same files in a folder: fsspec's file system in memory, and a web server."""
 
-import fcntl
 import gzip
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -229,31 +229,42 @@ def test_a_file_that_the_disk_has_no_room_for_is_not_copied(files: Path, memory:
 
 
 def test_copies_that_killed_processes_left_are_removed_and_no_others(
-    files: Path, memory: str, tmp_path: Path, monkeypatch
+    memory: str, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    used, left, new, other = (tmp_path / f"realm-{name}" for name in ("copy-a", "copy-b", "copy-c", "d"))
-    for folder in (used, left, new, other):
+    own, kept = f"realm-copy-{socket.gethostname()}-", tmp_path / "kept"
+    left, new, of_another_machine, other = (
+        tmp_path / name for name in (f"{own}left", f"{own}new", "realm-copy-elsewhere-a", "realm-d")
+    )
+    for folder in (left, new, of_another_machine, other, kept):
         folder.mkdir()
         (folder / "corpus.jsonl").touch()
         os.utime(folder, (0, time.time() if folder == new else 0))
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (tmp_path / "realm-copy-link").symlink_to(kept)
-    with locked(used), remote.copied(f"{memory}/z.parquet") as path:
-        assert path.read_bytes() == b"PAR1 damaged" and path.parent.parent == tmp_path
-        assert [one.exists() for one in (used, left, new, other, kept)] == [True, False, True, True, True]
-    assert not path.parent.exists()
+    (tmp_path / f"{own}link").symlink_to(kept)
+    with remote.copied(f"{memory}/z.parquet") as path:
+        assert not left.exists() and path.parent.parent == tmp_path
+        os.utime(path.parent, (0, 0))  # the reading takes long
+        with remote.copied(f"{memory}/z.parquet") as second:
+            assert path.read_bytes() == second.read_bytes() == b"PAR1 damaged"
+    assert not path.parent.exists() and not second.parent.exists()
+    assert all((one / "corpus.jsonl").exists() for one in (new, of_another_machine, other, kept))
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+def test_a_worker_tries_no_server_twice_that_it_could_not_reach(files: Path, monkeypatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(remote.time, "sleep", waited.append)
+    read = prepare_reading(Path.cwd(), Limits())
+    gone = "http://127.0.0.1:1"
+    for name, waits in (("a.jsonl", 3), ("b.jsonl", 0)):
+        waited.clear()
+        with pytest.raises(Refused, match="cannot be read"):
+            list(read(Block([(RemoteFile(None, f"{gone}/{name}"), REMOTE)])))
+        assert len(waited) == waits
+    with serving(files) as url, pytest.raises(Refused, match="no such file"):
+        list(read(Block([(RemoteFile(None, f"{url}/gone.jsonl"), REMOTE)])))
+    with serving(files) as url:
+        (file,) = remote_files_of(f"{url}/a.jsonl.gz")
+        assert list(read(Block([(file, REMOTE)])))
 
 
 def test_a_proxy_of_the_environment_is_used(files: Path, monkeypatch) -> None:

@@ -448,7 +448,7 @@ def _kept_open(descriptor: int) -> Iterator[None]:
 def _lost(path: Path) -> Iterator[str]:
     """A message if the newest version with a recorded digest is missing."""
     lost = _lost_version(path)
-    # Another process can have removed the version, or replaced the folder, between the two readings.
+    # Another process can have removed the version, or replaced the folder, between the reading of the digests and of the names.
     if lost is not None and lost == _lost_version(path):
         number, newest = lost
         there = f"version {newest}" if newest else "no version"
