@@ -269,11 +269,14 @@ class _Pool(Generic[Item, Result]):
             self._ray.kill(actor)
 
     def _assign(self) -> None:
-        """Gives the waiting entries to the idle actors.
+        """Gives the waiting entries to the idle actors. Before, ends the idle actors of machines that get no further work.
 
         If the first of all entries waits and no actor is idle, the first entry gets an actor that waits for the use of later
         results. Otherwise the work would stop when the actor of the first entry died and the cluster has no room for another.
         """
+        for actor in [one for one in self._idle if self._is_given_up(one)]:
+            self._idle.remove(actor)
+            self._end(actor)
         machines = set(self._machines.values())
         for entry in [one for one in self._waiting if one.refusals]:
             if entry is self._entries[0] or machines <= entry.refusals.keys():
@@ -282,7 +285,7 @@ class _Pool(Generic[Item, Result]):
                 if not self._is_warned:
                     self._is_warned = True
                     reason = next(iter(entry.refusals.values()))
-                    _log.warning("this process does what the Ray cluster refused: %s", reason)
+                    _log.warning("this process does work that the Ray cluster refused: %s", reason)
         if not self._idle and self._entries and self._entries[0] in self._waiting:
             last = next((entry for entry in reversed(self._entries) if entry.held is not None), None)
             if last is not None:
@@ -336,7 +339,8 @@ class _Pool(Generic[Item, Result]):
         entry.received += len(found.results)
         entry.is_done, entry.deaths = found.is_last, 0
         if entry.is_done:
-            self._refusals[self._machines[actor]] = 0
+            if not self._is_given_up(actor):
+                self._refusals[self._machines[actor]] = 0
             self._blame(entry)
             self._idle.append(actor)
         else:
@@ -349,21 +353,17 @@ class _Pool(Generic[Item, Result]):
         entry.refusals[self._machines[actor]] = reason
         self._waiting.appendleft(entry)
         self._idle.append(actor)
-        self._end_idle()
 
     def _blame(self, done: _Entry[Item, Result]) -> None:
-        """Counts the machines that refused what another machine has done, and ends their actors if there were too many."""
+        """Counts the machines that refused what another machine has done."""
         for machine, reason in done.refusals.items():
             self._refusals[machine] += 1
             if self._refusals[machine] == REFUSALS:
                 _log.warning("a machine of the Ray cluster gets no further work: %s", reason)
-        self._end_idle()
 
-    def _end_idle(self) -> None:
-        """Ends the idle actors of machines that get no further work; their other actors end at their next refusal."""
-        for actor in [one for one in self._idle if self._refusals[self._machines[one]] >= REFUSALS]:
-            self._idle.remove(actor)
-            self._end(actor)
+    def _is_given_up(self, actor: Any) -> bool:
+        """Whether the machine of an actor gets no further work."""
+        return self._refusals[self._machines[actor]] >= REFUSALS
 
     def _end(self, actor: Any) -> None:
         self._ray.kill(actor)

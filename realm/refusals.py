@@ -20,4 +20,4 @@ class OwnWork(NamedTuple, Generic[Item, Result]):
     function: Callable[[Item], Iterable[Result]]
     """Gives the same results for an item as the function of the workers."""
     only: Callable[[Item], bool]
-    """Whether no worker is asked to do an item."""
+    """Whether only this process does an item."""

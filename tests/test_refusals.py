@@ -58,6 +58,9 @@ class Cluster:
         self.refusing, self.after, self.hard, self.takes, self.deaths = refusing, after, hard, takes, deaths
         self.calls = count(1)
 
+    def prepare(self) -> Callable[[int], Iterator[tuple[int, int]]]:
+        raise AssertionError("an actor prepares its own function")
+
     def put(self, value: Any) -> Any:
         return value
 
@@ -108,7 +111,7 @@ class Cluster:
 def run(
     cluster: Cluster, actors: int, items: int, own: OwnWork[int, tuple[int, int]] | None
 ) -> Iterator[tuple[int, int]]:
-    pool: _Pool[int, tuple[int, int]] = _Pool(cluster, cluster, None, own)  # type: ignore[arg-type]
+    pool: _Pool[int, tuple[int, int]] = _Pool(cluster, cluster, cluster.prepare, own)
     for _ in range(actors):
         pool.start_actor()
     for item in range(items):
@@ -158,7 +161,7 @@ def test_what_all_machines_refuse_is_done_here_and_each_machine_is_asked_once(
         assert list(run(cluster, EACH * machines, 400, owned(cluster, mine))) == ALL
     assert mine == list(range(400)) and cluster.killed == 0
     assert [one.getMessage() for one in caplog.records] == [
-        "this process does what the Ray cluster refused: no key"
+        "this process does work that the Ray cluster refused: no key"
     ]
 
 

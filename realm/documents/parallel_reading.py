@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from socket import gethostname
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from realm.documents.file_records import records_of, records_of_file
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
@@ -44,8 +44,16 @@ Redirects = tuple[list[tuple[str, str]], bool]
 """Title and target of each redirect in a part of a dump, and whether the part is damaged."""
 
 
-Map = Callable[..., Generator[Any, None, None]]
-"""`map_in_processes` or `map_on_ray`: the results of the function that the first argument returns, for all items, in order."""
+class Map(Protocol):
+    """`map_in_processes` or `map_on_ray`."""
+
+    def __call__(
+        self,
+        prepare: Callable[[], Callable[[Any], Iterable[Any]]],
+        items: Iterator[Any],
+        *,
+        own: OwnWork[Any, Any],
+    ) -> Generator[Any, None, None]: ...
 
 
 class SplitDump(NamedTuple):
@@ -57,18 +65,22 @@ class SplitDump(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Files, each with its state, which a worker compares with that on its own machine. None: no worker is asked to read it."""
+    """Files with their states. A worker compares the states with those on its own machine."""
 
     files: list[tuple[SourceFile | RemoteFile, State | None]]
-    is_own: bool = False
-    """Whether only the process of the command reads the block."""
+    """No worker reads a block that has a file without a state."""
     dump: SplitDump | None = None
     """The dump, if the block is a part of a dump."""
     part: DumpPart | None = None
     key: bytes | None = None
     """Key in `KeptBlocks` of a part of a dump, or of a PDF or Word file; None if the records are not kept."""
     known: bool = False
-    """Whether the records are kept, so that no worker is asked to read the block."""
+    """Whether the records are kept. No worker reads such a block."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether only the process of the command reads the block."""
+        return self.known or any(_is_own(file, state) for file, state in self.files)
 
 
 class Found(NamedTuple):
@@ -136,7 +148,7 @@ def _read(
         def read(file: SourceFile | RemoteFile, _: State | None = None) -> Iterator[Record | Unreadable]:
             return records_of_file(keeping(file, kept), limits, child)
 
-        own = OwnWork(partial(_found, records=read), lambda block: block.is_own or block.known)
+        own = OwnWork(partial(_found, records=read), lambda block: block.is_own)
         results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks, own=own)
         for one, split in _records(opened.enter_context(closing(results)), read, known):
             if split is None:
@@ -175,7 +187,7 @@ def _fails(one: Record | Unreadable, block: Block) -> bool:
 def _has_changed(block: Block) -> bool:
     """Whether the file of a block that has a key was changed after the key was made."""
     ((file, state),) = block.files
-    return isinstance(file, Unreadable | RemoteFile) or state != state_of(file[1])
+    return state != _state(file)
 
 
 def _kept(
@@ -228,13 +240,18 @@ def _parts_of(path: Path) -> list[DumpPart]:
 
 
 def _state(file: SourceFile | RemoteFile) -> State | None:
-    """The state of a file. None: no worker is asked to read a problem, a file that cannot be opened, or a dump, whose parsed
-    pages the process of the command keeps."""
+    """The state of a file. A problem has no state. A file that no worker reads has no state either: a file that cannot be
+    opened, and a dump that is read as a whole, because the process of the command keeps its parsed pages."""
     if isinstance(file, Unreadable) or file[0] is dump:
         return None
     if isinstance(file, RemoteFile):
         return REMOTE
     return state_of(file[1]) if os.access(file[1], os.R_OK) else None
+
+
+def _is_own(file: SourceFile | RemoteFile, state: State | None) -> bool:
+    """Whether only the process of the command reads a file."""
+    return state is None and not isinstance(file, Unreadable)
 
 
 def _is_kept(file: SourceFile | RemoteFile) -> bool:
@@ -254,20 +271,19 @@ def _blocks(
         path = _path_of_dump(file)
         parts = dumps[path] if path else ()
         state = state_of_file(file)
-        is_own = state is None and not isinstance(file, Unreadable)
         is_full = size >= BLOCK_BYTES or len(block.files) >= BLOCK_FILES
         alone = bool(parts) or (state is not None and (isinstance(file, RemoteFile) or _is_kept(file)))
-        if block.files and (alone or is_full or is_own != block.is_own):
+        if block.files and (alone or is_full or _is_own(file, state) != block.is_own):
             yield block
             block, size = Block([]), 0
         if parts:
             for part in parts:
                 source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
-                yield Block([(source, state_of(part.path))], False, SplitDump(number, part.path), part)
+                yield Block([(source, state_of(part.path))], SplitDump(number, part.path), part)
         elif alone:
             yield Block([(file, state)])
         else:
-            block = Block([*block.files, (file, state)], is_own)
+            block.files.append((file, state))
             size += state.size if state else 0
     if block.files:
         yield block
@@ -316,10 +332,8 @@ def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[
         if isinstance(file, RemoteFile):
             if error := unreachable.get(_server(file)):
                 raise Refused(f"{gethostname()}: {error}")
-        elif not isinstance(file, Unreadable):
-            path = file[1]
-            if not (is_here and state == state_of(path) and os.access(path, os.R_OK)):
-                raise Refused(f"{gethostname()} does not see {path}, or cannot open it")
+        elif not isinstance(file, Unreadable) and not (is_here and state == _state(file)):
+            raise Refused(f"{gethostname()} does not see {file[1]}, or cannot open it")
 
     def records(file: SourceFile | RemoteFile, state: State | None) -> Iterator[Record | Unreadable]:
         ones = records_of_file(file, limits, child)

@@ -44,7 +44,7 @@ _QUERY = re.compile(r"\?\S+")
 
 
 class MissingError(InputError):
-    """A remote file does not exist."""
+    """A remote file, folder or bucket does not exist."""
 
 
 def is_remote(source: str) -> bool:

@@ -15,10 +15,9 @@ import lance
 import pytest
 
 from realm.cli import main
-from realm.documents import kept_blocks
+from realm.documents import kept_blocks, parallel_reading
 from realm.documents.child_process import ReaderProcess
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.sources import State
 from realm.documents.wikipedia import dumps, multistream
 from realm.ray_actors import EngineConfig
 from realm.refusals import OwnWork, Refused
@@ -257,15 +256,20 @@ def test_a_file_that_changes_before_it_is_read_is_not_kept(
     tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path, kept = Path("letter.docx"), tmp_path / "parsed.sqlite"
+    path, kept, with_keys = Path("letter.docx"), tmp_path / "parsed.sqlite", parallel_reading._with_keys
     word(path, "Letter")
     whole, before = path.read_bytes(), path.stat()
     expected = read([str(path)], 1)
-    word(path, "Another letter")
-    monkeypatch.setattr(
-        "realm.documents.parallel_reading._state", lambda file: State(before.st_size, before.st_mtime_ns)
-    )
-    assert on_ray([str(path)], kept)[0][0].title == "Another letter"  # the worker refuses it
+
+    def and_then_changed(*given: Any) -> Iterator[Any]:
+        for block in with_keys(*given):
+            word(path, "Another letter")
+            yield block
+
+    with monkeypatch.context() as patch:
+        patch.setattr(parallel_reading, "_with_keys", and_then_changed)
+        ((document,), _) = on_ray([str(path)], kept)  # the worker refuses the file
+    assert document.title == "Another letter"
     path.write_bytes(whole)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert on_ray([str(path)], kept) == expected
