@@ -134,9 +134,7 @@ class Model:
             json.dumps(asdict(replace(self.embedder.config, shared=True)), sort_keys=True).encode()
         )
         digest.update(self.tokenizer.fingerprint.encode())
-        for name, value in sorted(_to_disk(self.embedder.passage.state_dict()).items()):
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        add_weights(digest, _to_disk(self.embedder.passage.state_dict()))
         return digest.hexdigest()[:16]
 
 
@@ -317,6 +315,13 @@ def _check_reader(encoder: Path) -> BertConfig:
     except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
     return read_bert_config(encoder, str(encoder))
+
+
+def add_weights(digest: "hashlib._Hash", states: Mapping[str, torch.Tensor]) -> None:
+    """Adds the names and values of weights to a digest."""
+    for name, value in sorted(states.items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
 
 
 def _to_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:

@@ -83,8 +83,8 @@ def kept(folder: Path, model: str, share: str, keys_n: np.ndarray, dim: int) -> 
         yield mine
 
 
-def forget(folder: Path) -> None:
-    """Removes the saved vectors in an index folder, after the build or if the vectors are no longer needed."""
-    for file in folder.glob(f"{NAME}-*"):
+def forget(folder: Path, model: str = "*") -> None:
+    """Removes the saved vectors of a model, or of all models, after the build or if the vectors are no longer needed."""
+    for file in folder.glob(f"{NAME}-{model}-*"):
         with suppress(OSError):
             file.unlink()

@@ -138,6 +138,8 @@ class PretrainConfig(RunConfig):
                 f"injected is {self.injected}: one of {self.candidates} candidates is the null passage, so at most "
                 f"{self.candidates - 1} can be injected"
             )
+        if self.states and self.passage_encoder != "frozen":
+            raise ValueError('states needs passage_encoder = "frozen"')
 
 
 class PretrainedFrom(StartedFrom):

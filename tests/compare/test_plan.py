@@ -1,5 +1,6 @@
 """The parts of a table: rows, starts, documents and questions, and what is refused before the first stage."""
 
+import itertools
 import lzma
 from dataclasses import replace
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_without_a_warm_start_no_model_is_made_by_the_inverse_cloze_task() -> No
             assert start.made_by != "ict"
             assert {start.init, start.encoder_of} - {""} <= made
             made.add(name)
+
+
+def test_models_with_a_frozen_passage_encoder_share_the_states_of_passages() -> None:
+    names = [name for name, start in STARTS.items() if start.made_by == "pretrain" and not start.other_text]
+    for preset, shared in (("wikipedia-minilm", ["states=t/models/states"]), ("wikipedia", [])):
+        made = Plan(TableConfig(), DataConfig(), preset, Path("t"), TABLE_2)
+        for name, seed in itertools.product(names, (0, 1)):
+            argv = made._make_start(name, seed).argv
+            assert argv[0] == "pretrain" and [one for one in argv if one.startswith("states=")] == shared
 
 
 def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:

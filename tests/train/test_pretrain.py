@@ -384,6 +384,24 @@ def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tm
     assert load_model(out).step == 1
 
 
+def test_states_of_an_encoder_that_is_trained_cannot_be_kept() -> None:
+    with pytest.raises(RealmError, match='states needs passage_encoder = "frozen"'):
+        settings("states=kept")
+
+
+def test_runs_with_the_same_frozen_encoder_share_its_states(
+    frozen, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    kept = f"states={tmp_path / 'states'}"
+    for name in ("one", "two"):
+        config = settings('passage_encoder="frozen"', kept)
+        out = pretrain.train(tiny_kb, tmp_path / name, config, str(tiny_model_folder))
+        assert metrics(out) == metrics(frozen)
+        monkeypatch.setattr(
+            "realm.train.refresh.cached_states._compute", None
+        )  # the second run computes nothing
+
+
 def test_more_guided_candidates_than_there_is_room_for_are_one_line() -> None:
     with pytest.raises(RealmError, match="at most 3 can be injected") as error:
         settings("candidates=4", "injected=4")

@@ -8,6 +8,7 @@ Axis letters: N passages, H hidden, D embedding, n requested passages.
 
 import hashlib
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -21,13 +22,14 @@ from realm.folders import one_writer
 from realm.index.embedding import pooled_states
 from realm.model.device import Precision, autocast, chosen
 from realm.model.embedder import Tower
-from realm.model.folder import Model
+from realm.model.folder import Model, add_weights
 from realm.model.modes import evaluating
 from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import passage_inputs
 from realm.train.sharding import whole_model
 
+_log = logging.getLogger(__name__)
 ROWS_AT_ONCE = 1 << 15
 """States that are projected at a time."""
 
@@ -68,13 +70,14 @@ def cached_passage_states(
     model = whole_model(model)
     name = _name(kb, model, precision)
     file = folder / f"states-{name}.npy"
-    if distributed.is_main_process() and not file.exists():
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with one_writer(folder):
-            if not file.exists():
-                _save(_compute(kb, model, folder, name, precision), file)
-            unfinished.forget(folder)
+    if distributed.is_main_process():
+        if not file.exists():
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            with one_writer(folder, lambda: _log.info("%s: waiting for another run to end its work", folder)):
+                if not file.exists():
+                    _save(_compute(kb, model, folder, name, precision), file)
+        unfinished.forget(folder, name)
     distributed.barrier()
     return CachedPassageStates(np.load(file, mmap_mode="r", allow_pickle=False), model.device)
 
@@ -84,9 +87,8 @@ def _name(kb: KnowledgeBase, model: Model, precision: Precision) -> str:
     tower = model.embedder.passage
     made_of = kb.fingerprint, model.tokenizer.fingerprint, model.lengths.passage, tower.config.pooling
     digest = hashlib.sha256(json.dumps([*made_of, chosen(model.device, precision)]).encode())
-    for name, value in sorted(tower.state_dict().items()):
-        if name.startswith("encoder."):
-            digest.update(name.encode() + value.cpu().contiguous().numpy().tobytes())
+    weights = tower.state_dict()
+    add_weights(digest, {name: value for name, value in weights.items() if name.startswith("encoder.")})
     return digest.hexdigest()[:16]
 
 

@@ -50,9 +50,14 @@ def test_states_of_an_interrupted_run_are_used_again(states, tiny_kb, tiny_model
     (file,) = tmp_path.glob("states-*.npy")
     before, tower = file.stat().st_mtime_ns, tiny_model.embedder.passage
     torch.nn.init.normal_(tower.projection.weight)  # trained meanwhile
+    name = file.stem.removeprefix("states-")
+    left, other = (tmp_path / f"unfinished-{one}-states" for one in (name, "another"))
+    for one in (left, other):  # a kill came after the states were saved; another run computes other states
+        one.touch()
     again = cached_passage_states(tiny_kb, tiny_model, tmp_path, "fp32")
     assert list(tmp_path.glob("states-*.npy")) == [file] and file.stat().st_mtime_ns == before
     assert np.array_equal(again.index(tower), states.index(tower))
+    assert other.exists() and not left.exists()
 
 
 def test_states_of_another_encoder_are_not_used(states, tiny_kb, tiny_model, tmp_path) -> None:
