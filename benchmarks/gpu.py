@@ -81,12 +81,13 @@ def step(gpu: str | None, small: bool) -> dict[str, Any]:
     size = (
         ("--hidden", 48, "--layers", 1, "--queries", 1)
         if small
-        else ("--hidden", 768, "--layers", 12, "--queries", 64)
+        else ("--hidden", 768, "--layers", 12, "--queries", 32)
     )
+    peak = next((peak for part, peak in PEAK_TFLOPS.items() if gpu is not None and part in gpu), None)
     found: dict[str, Any] = {}
     way = "fp32" if gpu is None else "bf16"
     for name, full in (("full rows", ["--full"]), ("mixed rows", [])):
-        one = last_line("train_step.py", *size, *full, "--rounds", 3, "--ways", way)["ways"][way]
+        one = last_line("train_step.py", *size, *full, "--rounds", 5, "--ways", way)["ways"][way]
         tflops = one["gflop"] / one["wall_s"] / 1e3
         found |= {
             f"{name}, steps/s": one["steps_s"],
@@ -95,7 +96,6 @@ def step(gpu: str | None, small: bool) -> dict[str, Any]:
             f"{name}, share of a large matrix product": one["utilisation"],
             f"{name}, peak GB": one["peak_gb"],
         }
-        peak = next((peak for part, peak in PEAK_TFLOPS.items() if gpu is not None and part in gpu), None)
         if peak is not None:
             found[f"{name}, MFU"] = round(tflops / peak, 3)
     return found

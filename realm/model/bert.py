@@ -150,11 +150,13 @@ class _Embeddings(nn.Module):
 class _Encoder(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
-        layers = nn.ModuleList(_Layer(config) for _ in range(config.num_hidden_layers))
-        self.layer = cast("Sequence[_Layer]", layers)  # ModuleList has no element type
+        layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+        self.layer = cast("Sequence[BertLayer]", layers)  # ModuleList has no element type
 
 
-class _Layer(nn.Module):
+class BertLayer(nn.Module):
+    """One layer: attention between the tokens of a row, then a feed-forward part for each token."""
+
     def __init__(self, config: BertConfig):
         super().__init__()
         self.attention = _Attention(config)
@@ -162,9 +164,12 @@ class _Layer(nn.Module):
         self.output = _Added(config.intermediate_size, config)
 
     def forward(self, state_BTH: Tensor, mask_BT: Tensor) -> Tensor:
-        attention = self.attention
-        state_BTH = attention.output(attention.self(state_BTH, mask_BT), state_BTH)
-        return self.output(self.intermediate(state_BTH), state_BTH)
+        return self.after_attention(self.attention.self(state_BTH, mask_BT), state_BTH)
+
+    def after_attention(self, mixed: Tensor, state: Tensor) -> Tensor:
+        """States after the layer -> shape of `state`, from the states before it, and what attention mixed from them."""
+        state = self.attention.output(mixed, state)
+        return self.output(self.intermediate(state), state)
 
 
 class _Attention(nn.Module):

@@ -155,15 +155,14 @@ def test_null_passage_that_is_no_candidate_has_no_share_in_the_loss(tiny_model, 
 
 
 def test_networks_and_optimizer_read_nothing_back_from_a_gpu(tiny_model, step, monkeypatch) -> None:
-    """With meta tensors, which have no values: reading one is an error. The rows are jagged, as on a GPU."""
+    """With meta tensors, which have no values: reading one is an error. Layers are computed as on a GPU."""
     settings = config(normalise="candidates", marginal="span", reader_gradient="all", steps=10)
     queries, chosen, _, batch, *_ = step(settings)
     tiny_model.reader.copy_head = None
     tiny_model.to(torch.device("meta"))
-    monkeypatch.setattr(states, "_way", lambda bert, tokens: "jagged")
-    # Attention and autocast need a real device; `tests/model/test_states.py` tests attention.
+    monkeypatch.setattr(states, "_way", lambda bert, tokens: "flash")
+    # Autocast needs a real device.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
-    monkeypatch.setattr(states.F, "scaled_dot_product_attention", lambda query, key, value, dropout_p: query)
     batch = batch.to(torch.device("meta"))
     optimizer, means = Optimizer({tiny_model.embedder: 1e-3, tiny_model.reader: 1e-3}, settings), StepMeans()
     optimizer.adamw.step = lambda: None  # torch's own needs a real device too
