@@ -35,7 +35,10 @@ QUERIES = 256
 SCORES = 1 << 22
 """Scores that a CPU ranks at a time: 16 MB, about the size of the last-level cache."""
 CHUNK = 1 << 18
-"""Largest number of passages that are scored at a time."""
+"""Largest number of passages that a CPU scores at a time."""
+GPU_NUMBERS = 1 << 28
+"""Numbers of 32 bits in the vectors, and in the scores, that a GPU computes at a time: 1 GB each. Each chunk takes the CPU most
+of a millisecond, however small it is."""
 BLOCK = 1 << 12
 """Passages that a CPU converts to float32 at a time. The block has 2 MB if D is 128, so it is still in the cache when it is
 multiplied."""
@@ -163,7 +166,7 @@ class MipsIndex:
         best = Hits(
             query_BD.new_empty(len(query_BD), 0), query_BD.new_empty((len(query_BD), 0), dtype=torch.int64)
         )
-        size = CHUNK if self.device.type != "cpu" else round_up(SCORES // max(1, *query_BD.shape))
+        size = self._chunk_size(max(query_BD.shape))
         for start in range(0, len(number_n), size):
             part_n = torch.as_tensor(number_n[start : start + size], device=self.device)
             more = ranked(scores(query_BD, self.rows(part_n)), k)
@@ -218,12 +221,16 @@ class MipsIndex:
         return reduce(lambda one, other: add_rests([one, other]), parts(), nothing)
 
     def _chunks(self, queries: int) -> Iterator[tuple[int, int]]:
-        """Start and end of each chunk of passages. With more queries, a CPU has smaller chunks (`SCORES`)."""
-        size = CHUNK
-        if self.device.type == "cpu":
-            size = min(CHUNK, round_up(SCORES // max(1, queries)))
+        """Start and end of each chunk of passages."""
+        size = self._chunk_size(queries)
         for start in range(0, len(self), size):
             yield start, min(start + size, len(self))
+
+    def _chunk_size(self, queries: int) -> int:
+        """Number of passages that are scored at a time; with more queries, the chunks are smaller."""
+        if self.device.type == "cpu":
+            return min(CHUNK, round_up(SCORES // max(1, queries)))
+        return max(GROUP, GPU_NUMBERS // max(queries, self._vectors_ND.shape[1]))
 
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]

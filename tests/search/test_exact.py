@@ -31,6 +31,16 @@ def test_search_finds_what_sorting_all_scores_finds(vectors, chunk, block, bits,
     np.testing.assert_allclose(hits.score_BK, np.take_along_axis(scores, expected, 1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("queries", [1, 64, mips.QUERIES])
+@pytest.mark.parametrize("dim", [128, 768])
+def test_a_gpu_scores_few_chunks_of_a_gigabyte(queries, dim) -> None:
+    meta = torch.device("meta")
+    chunks = list(MipsIndex(torch.empty((13_353_718, dim), device=meta), meta)._chunks(queries))
+    assert [start for start, _ in chunks] == [0, *(stop for _, stop in chunks[:-1])]
+    assert chunks[-1][1] == 13_353_718 and len(chunks) <= 40
+    assert max(stop - start for start, stop in chunks) * 4 * max(queries, dim) <= 1 << 30
+
+
 KINDS = "gaussian falling repeated alike huge tiny outlier zero ordered".split()
 
 
