@@ -111,6 +111,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "document_id in the question file",
     )
     evaluate.add_switch(
+        "--retrieval-only",
+        "measure retrieval alone: read no passage for an answer, which takes most of the time",
+    )
+    evaluate.add_switch(
         "--unanswerable",
         "also answer each question without the passages that contain a right answer, and report how often the model "
         "then finds no answer",
@@ -259,16 +263,29 @@ def _evaluate(args: argparse.Namespace) -> None:
         )
     if args.predictions is not None:
         evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
-        if any(one is not None for one in only) or args.gold or args.unanswerable or args.set:
+        if (
+            any(one is not None for one in only)
+            or args.gold
+            or args.unanswerable
+            or args.retrieval_only
+            or args.set
+        ):
             raise InputError(
                 "the file of --predictions already contains the answers: leave out --model, --method, --reader, --gold, "
-                "--unanswerable, --set and --save-predictions"
+                "--unanswerable, --retrieval-only, --set and --save-predictions"
             )
     elif args.model is not None and is_system(args.model):
         evaluated_by = _evaluate_system
-        if args.method is not None or args.reader is not None or args.gold or args.unanswerable:
+        if (
+            args.method is not None
+            or args.reader is not None
+            or args.gold
+            or args.unanswerable
+            or args.retrieval_only
+        ):
             raise InputError(
-                f"{args.model} was trained by `realm baseline`: leave out --method, --reader, --gold and --unanswerable"
+                f"{args.model} was trained by `realm baseline`: leave out --method, --reader, --gold, --unanswerable and "
+                "--retrieval-only"
             )
     else:
         need_model_but_for_words(args)
@@ -293,7 +310,12 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
             )
         return question_sets.evaluate_bm25(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
     answerer = pipeline.Answerer.load(args.kb, args.model, config)
-    if answerer.model.span_reader is None and not (args.gold or args.unanswerable or args.save_predictions):
+    needs_answers = args.gold or args.unanswerable or args.save_predictions
+    if args.retrieval_only and (needs_answers or args.reader is not None):
+        raise InputError(
+            "--gold, --unanswerable, --reader and --save-predictions need answers: leave out --retrieval-only"
+        )
+    if args.retrieval_only or (answerer.model.span_reader is None and not needs_answers):
         return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])
     flags = (args.method, args.unanswerable, args.gold)
     if args.save_predictions is None:

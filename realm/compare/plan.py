@@ -424,7 +424,12 @@ class Plan:
                     model, kb = self.start_model(start, seed), self.kb_of(start)
                     out = self.report(f"retrieval-{start}", seed, test)
                     argv = self._command(
-                        "evaluate", kb=kb, model=model, questions=file, method="dense", out=out
+                        "evaluate --retrieval-only",
+                        kb=kb,
+                        model=model,
+                        questions=file,
+                        method="dense",
+                        out=out,
                     )
                     yield Stage(
                         MEASURING,

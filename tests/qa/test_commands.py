@@ -84,6 +84,21 @@ def test_evaluation_by_words_needs_no_model_and_reports_no_answers(
     assert "--method hybrid needs --model" in capsys.readouterr().err
 
 
+def test_evaluation_of_retrieval_alone_reads_no_answers_and_reports_the_same_ranks(
+    tiny_kb, qa_folder, asked, tmp_path, capsys, monkeypatch
+) -> None:
+    words = ["evaluate", "--kb", str(tiny_kb.folder), "--model", str(qa_folder), "--questions", str(asked)]
+    words += ["--set", "device=cpu", "--out", str(tmp_path / "report.json")]
+    read = said(capsys, *words)
+    monkeypatch.setattr(pipeline.Answerer, "answer_from", None)
+    report = said(capsys, *words, "--retrieval-only")
+    assert report["em"] is report["f1"] is None and read["em"] is not None
+    assert all(report[name] == read[name] for name in ("n", "recall", "mrr"))
+    for flags in (["--gold"], ["--unanswerable"], ["--save-predictions", str(tmp_path / "p.jsonl")]):
+        assert cli.main([*words, "--retrieval-only", *flags]) == 2
+        assert "leave out --retrieval-only" in capsys.readouterr().err
+
+
 def test_retrieval_by_words_needs_neither_model_nor_index(tiny_kb, asked, tmp_path, monkeypatch) -> None:
     def load(*_: object) -> None:
         raise AssertionError("a model was loaded")
