@@ -16,6 +16,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -42,6 +43,8 @@ TABLE = "realm_passages"
 """Name of the table if the address has none."""
 AT_ONCE = 4096
 """Passages that an upload compares and commits at a time."""
+LOCK_PATIENCE = 5.0
+"""Seconds that an upload waits for the lock of another one, because a server may not notice at once that it has ended."""
 CONNECT_SECONDS = 10
 """Seconds until a database must accept a connection, if the address has no `connect_timeout`."""
 LEAST_PGVECTOR = (0, 8)
@@ -144,9 +147,7 @@ def upload(kb: KnowledgeBase, vectors: Vectors, address: Address, replace_table:
     with one_line_errors(address), connect(address) as db:
         check_pgvector(db, address, make=True)
         table = Table(db, address)
-        [[is_alone]] = table.rows("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [table.name])
-        if not is_alone:
-            raise ConflictError(f"another process uploads to {address.shown}: wait until it has ended")
+        _lock(table, address)
         found = table.contents()
         if found is None or (found.model, found.dim, found.bits) != (target.model, target.dim, target.bits):
             if found is not None and not replace_table:
@@ -157,6 +158,15 @@ def upload(kb: KnowledgeBase, vectors: Vectors, address: Address, replace_table:
             table.create(target, anew=found is not None)
         added, removed = _bring_up_to_date(table, kb, vectors, target)
     return {"table": address.shown, "passages": len(kb), "added": added, "removed": removed}
+
+
+def _lock(table: "Table", address: Address) -> None:
+    """Locks the table for uploads, until the connection ends."""
+    until = time.monotonic() + LOCK_PATIENCE
+    while not table.rows("SELECT pg_try_advisory_lock(hashtextextended(%s, 0))", [table.name])[0][0]:
+        if time.monotonic() > until:
+            raise ConflictError(f"another process uploads to {address.shown}: wait until it has ended")
+        time.sleep(0.1)
 
 
 def _bring_up_to_date(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -213,9 +214,21 @@ def test_a_user_who_can_only_read_can_search(kb: KnowledgeBase, url: str, databa
     database.execute("DROP ROLE reader")
 
 
-def test_two_uploads_at_a_time_are_refused(
+def test_an_upload_waits_for_one_that_is_about_to_end(
     kb: KnowledgeBase, url: str, database: psycopg.Connection[Any]
 ) -> None:
+    key = "(hashtextextended('\"towns\"', 0))"
+    database.execute(f"SELECT pg_advisory_lock{key}")  # type: ignore[call-overload]
+    ending = threading.Timer(0.5, lambda: database.execute(f"SELECT pg_advisory_unlock{key}"))  # type: ignore[call-overload]
+    ending.start()
+    assert upload(kb, stored(kb), parsed(url))["added"] == len(kb)
+    ending.join()
+
+
+def test_two_uploads_at_a_time_are_refused(
+    kb: KnowledgeBase, url: str, database: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_table, "LOCK_PATIENCE", 0.3)
     database.execute("SELECT pg_advisory_lock(hashtextextended('\"towns\"', 0))")
     with pytest.raises(ConflictError, match="another process uploads"):
         upload(kb, stored(kb), parsed(url))
