@@ -2,7 +2,7 @@
 
     python benchmarks/train_step.py              # 384 hidden units, 6 layers, 4 queries x 8 candidates, 64 + 288 tokens
     python benchmarks/train_step.py --full       # all rows have the maximal length, so that no row needs padding
-    python benchmarks/train_step.py --hidden 768 --layers 12 --queries 64      # BERT-base, for a GPU
+    python benchmarks/train_step.py --hidden 768 --layers 12 --queries 32      # BERT-base, for a GPU with 80 GB
 
 A step is a forward and a backward pass with dropout 0.1. All implementations get the same weights and inputs, each in a process
 of its own. After a warm-up round, `realm` is measured in `--rounds` rounds, of which the fastest counts, and the other

@@ -112,7 +112,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     evaluate.add_switch(
         "--retrieval-only",
-        "measure retrieval alone: read no passage for an answer, which takes most of the time",
+        "measure retrieval alone, without reading passages for answers; reading takes most of the time",
     )
     evaluate.add_switch(
         "--unanswerable",
@@ -303,18 +303,13 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
     from realm.store.knowledge_base import KnowledgeBase
 
     config = settings(args, pipeline.AnswerConfig)
+    needs_answers = args.gold or args.unanswerable or args.save_predictions
+    if (needs_answers or args.reader is not None) and (args.model is None or args.retrieval_only):
+        remedy = "leave out --retrieval-only" if args.model else "give --model"
+        raise InputError(f"--gold, --unanswerable, --reader and --save-predictions need answers: {remedy}")
     if args.model is None:
-        if args.gold or args.unanswerable or args.reader is not None or args.save_predictions:
-            raise InputError(
-                "--gold, --unanswerable, --reader and --save-predictions need answers, and answers need a model: give --model"
-            )
         return question_sets.evaluate_bm25(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
     answerer = pipeline.Answerer.load(args.kb, args.model, config)
-    needs_answers = args.gold or args.unanswerable or args.save_predictions
-    if args.retrieval_only and (needs_answers or args.reader is not None):
-        raise InputError(
-            "--gold, --unanswerable, --reader and --save-predictions need answers: leave out --retrieval-only"
-        )
     if args.retrieval_only or (answerer.model.span_reader is None and not needs_answers):
         return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])
     flags = (args.method, args.unanswerable, args.gold)

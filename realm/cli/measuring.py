@@ -81,7 +81,16 @@ def evaluate_collection(args: argparse.Namespace) -> None:
     from realm.measures.ranking import measure
     from realm.measures.runs import read_run
 
-    only = ("questions", "reader", "predictions", "save_predictions", "regex", "gold", "unanswerable")
+    only = (
+        "questions",
+        "reader",
+        "predictions",
+        "save_predictions",
+        "regex",
+        "gold",
+        "unanswerable",
+        "retrieval_only",
+    )
     given = [f"--{name.replace('_', '-')}" for name in only if getattr(args, name)]
     if args.scoring != "realm":
         given.append("--scoring")

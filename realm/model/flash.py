@@ -1,10 +1,10 @@
 """The layers of a BERT on a GPU without padding, by torch's flash attention.
 
 The tokens of all rows are in one array, and flash attention is told where each row begins. All sizes are known on the CPU, so
-it can start the work without waiting for results of the GPU.
+the CPU can start the work without waiting for results of the GPU.
 
 Torch has two other ways to the same kernel: nested tensors, which take several milliseconds per layer on the CPU, and
-`varlen_attn`, which has no dropout.
+`torch.nn.attention.varlen`, which has no dropout.
 
 Axis letters: B rows, T tokens of the longest row, N tokens of all rows, P requested tokens, H hidden, A heads, d hidden of a
 head.
@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from realm.model.bert import Bert, BertLayer
 from realm.tokens.layouts import Tokens
 
-LARGEST_HEAD, HEAD_STEP = 256, 8
-"""Flash attention computes heads of up to 256 numbers, in multiples of 8."""
+LARGEST_HEAD, HEAD_STEP = 192, 8
+"""Flash attention trains heads of up to 192 numbers on every GPU that has the kernel, in multiples of 8."""
 
 
 class Rows(NamedTuple):
@@ -44,7 +44,8 @@ def is_possible(bert: Bert, device: torch.device) -> bool:
 
 @cache
 def _has_kernel(device: torch.device) -> bool:
-    return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    built = torch.backends.cuda.is_flash_attention_available() and torch.version.hip is None
+    return built and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
@@ -66,7 +67,9 @@ def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> 
     for layer in before:
         state_NH = _next_states(layer, state_NH, rows)
     if not len(row_P):
-        return state_NH[:0]
+        return _next_states(last, state_NH, rows)[
+            :0
+        ]  # so that the gradient of every weight is 0, and not None
     row_P, order_P = row_P.sort(stable=True)
     asked_P = rows.offset_B[row_P] + position_P[order_P]
     row_B = torch.arange(len(rows.offset_B), device=row_P.device)

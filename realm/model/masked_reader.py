@@ -113,7 +113,9 @@ class MaskedReader(nn.Module):
         # To count the masked tokens on a GPU, the CPU would have to wait. There, all columns are computed instead.
         shown_BM = mask_BM if mask_BM.device.type == "cpu" else torch.ones(mask_BM.shape)
         by_length = joint.length_B.argsort(descending=True)
-        at_once = ROWS_AT_ONCE if logp_RM.device.type == "cpu" else GPU_ROWS_AT_ONCE
+        at_once = ROWS_AT_ONCE
+        if logp_RM.device.type != "cpu":
+            at_once = min(GPU_ROWS_AT_ONCE, self.cached_rows or GPU_ROWS_AT_ONCE)
         for computed, used in chunks(by_length, at_once, self.sharded):
             local_P, masked_P = shown_BM[used // candidates].nonzero(as_tuple=True)
             row_P, query_P, local_P, masked_P = (

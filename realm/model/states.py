@@ -1,8 +1,8 @@
 """States of the last layer of a BERT, computed without padding where this is possible.
 
     on a CPU                                            `realm.model.cpu.packed`
-    on a GPU with flash attention, in 16 bits           `realm.model.flash`
-    on other devices, in float32, sharded weights       `Bert.forward`, which also computes padding
+    on an NVIDIA GPU since Ampere, in bf16              `realm.model.flash`, if it can compute heads of this size
+    all else, and sharded weights on any device         `Bert.forward`, which also computes padding
 
 Axis letters: B rows, T tokens of the longest row, P requested tokens, H hidden.
 """

@@ -35,10 +35,10 @@ QUERIES = 256
 SCORES = 1 << 22
 """Scores that a CPU ranks at a time: 16 MB, about the size of the last-level cache."""
 CHUNK = 1 << 18
-"""Largest number of passages that a CPU scores at a time."""
-GPU_NUMBERS = 1 << 28
-"""Numbers of 32 bits in the vectors, and in the scores, that a GPU computes at a time: 1 GB each. Each chunk takes the CPU most
-of a millisecond, however small it is."""
+"""Largest number of passages that are scored at a time, except on a GPU."""
+GPU_SHARE = 1 / 64
+"""Share of the memory of a GPU for the vectors, and for the scores, that it computes at a time. Ranking and the softmax need up
+to four times as much. With many small chunks, a GPU waits for the CPU, which starts them."""
 BLOCK = 1 << 12
 """Passages that a CPU converts to float32 at a time. The block has 2 MB if D is 128, so it is still in the cache when it is
 multiplied."""
@@ -230,7 +230,10 @@ class MipsIndex:
         """Number of passages that are scored at a time; with more queries, the chunks are smaller."""
         if self.device.type == "cpu":
             return min(CHUNK, round_up(SCORES // max(1, queries)))
-        return max(GROUP, GPU_NUMBERS // max(queries, self._vectors_ND.shape[1]))
+        if self.device.type != "cuda":
+            return CHUNK
+        memory = torch.cuda.get_device_properties(self.device).total_memory
+        return max(GROUP, int(GPU_SHARE * memory) // (4 * max(queries, self._vectors_ND.shape[1])))
 
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]

@@ -44,7 +44,7 @@ TABLE = "realm_passages"
 AT_ONCE = 4096
 """Passages that an upload compares and commits at a time."""
 LOCK_PATIENCE = 5.0
-"""Seconds that an upload waits for the lock of another one, because a server may not notice at once that it has ended."""
+"""Seconds that an upload waits for the lock of another one: the server may notice late that an upload has ended."""
 CONNECT_SECONDS = 10
 """Seconds until a database must accept a connection, if the address has no `connect_timeout`."""
 LEAST_PGVECTOR = (0, 8)
@@ -141,7 +141,7 @@ def upload(kb: KnowledgeBase, vectors: Vectors, address: Address, replace_table:
     Raises:
         InputError: the database cannot be reached, the table was not made by `realm`, or it has the vectors of another model
             and `replace_table` is False.
-        ConflictError: another process uploads to the table.
+        ConflictError: another process uploads to the table, and has not ended after `LOCK_PATIENCE`.
     """
     target = Contents.of(kb.fingerprint, vectors)
     with one_line_errors(address), connect(address) as db:

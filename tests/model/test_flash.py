@@ -83,7 +83,11 @@ def test_states_at_some_tokens_are_those_among_all_of_them(lengths, data) -> Non
 
 def test_states_at_no_token_are_none() -> None:
     nothing = torch.zeros(0, dtype=torch.int64)
-    assert states_at(small_bert(), rows_of([3, 2]), nothing, nothing).shape == (0, 12)
+    bert = small_bert()
+    found = states_at(bert, rows_of([3, 2]), nothing, nothing)
+    assert found.shape == (0, 12)
+    found.sum().backward()
+    assert all(weight.grad is not None and not weight.grad.any() for weight in bert.parameters())
 
 
 @pytest.mark.parametrize(
@@ -126,6 +130,32 @@ def test_torch_accepts_the_call_of_flash_attention_and_its_backward_pass(monkeyp
     assert key.grad is not None and key.grad.shape == (12, 12)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flash_attention_gives_the_states_and_gradients_of_padded_rows_in_float32(monkeypatch) -> None:
+    """A row is left out, and a token is asked twice."""
+    monkeypatch.undo()
+    gpu = torch.device("cuda")
+    bert = small_bert(hidden_size=64, num_attention_heads=2, max_position_embeddings=400).float().to(gpu)
+    tokens = rows_of([350, 17, 1, 96, 200]).to(gpu)
+    row_P = torch.tensor([4, 0, 0, 2, 4, 1], device=gpu)
+    position_P = torch.tensor([199, 3, 3, 0, 5, 16], device=gpu)
+    real_BT1 = tokens.mask_BT[:, :, None]
+    made = {}
+    for bits in (32, 16):
+        bert.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16, enabled=bits == 16):
+            assert states._way(bert, tokens) == ("flash" if bits == 16 else "padded")
+            found = (
+                states.hidden_states(bert, tokens) * real_BT1,
+                states.states_at(bert, tokens, row_P, position_P),
+            )
+        torch.manual_seed(0)
+        sum((one * torch.randn_like(one)).sum() for one in found).backward()
+        made[bits] = [*found, *(weight.grad for weight in bert.parameters() if weight.grad is not None)]
+    for exact, rounded in zip(*made.values(), strict=True):
+        assert (exact - rounded).norm() <= 0.05 * exact.norm() + 1e-3
+
+
 @pytest.mark.parametrize(
     ("precision", "capability", "size", "sharded", "way"),
     [
@@ -133,7 +163,7 @@ def test_torch_accepts_the_call_of_flash_attention_and_its_backward_pass(monkeyp
         (torch.bfloat16, (8, 0), 8, False, "flash"),
         (torch.bfloat16, (7, 5), 64, False, "padded"),
         (torch.bfloat16, (9, 0), 12, False, "padded"),
-        (torch.bfloat16, (9, 0), 264, False, "padded"),
+        (torch.bfloat16, (9, 0), 200, False, "padded"),
         (torch.bfloat16, (9, 0), 64, True, "padded"),
         (None, (9, 0), 64, False, "padded"),
     ],
@@ -144,6 +174,7 @@ def test_a_gpu_computes_padding_only_where_flash_attention_is_missing(
     bert = small_bert(hidden_size=2 * size, num_attention_heads=2)
     bert.sharded = sharded
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device_type: precision is not None)
     monkeypatch.setattr(flash, "_has_kernel", flash._has_kernel.__wrapped__)
     on_gpu = rows_of([5, 3])

@@ -94,9 +94,13 @@ def test_evaluation_of_retrieval_alone_reads_no_answers_and_reports_the_same_ran
     report = said(capsys, *words, "--retrieval-only")
     assert report["em"] is report["f1"] is None and read["em"] is not None
     assert all(report[name] == read[name] for name in ("n", "recall", "mrr"))
-    for flags in (["--gold"], ["--unanswerable"], ["--save-predictions", str(tmp_path / "p.jsonl")]):
+    monkeypatch.setattr(pipeline.Answerer, "load", None)
+    saved = ["--save-predictions", str(tmp_path / "p.jsonl")]
+    for flags in (["--gold"], ["--unanswerable"], saved, ["--reader", "span"]):
         assert cli.main([*words, "--retrieval-only", *flags]) == 2
         assert "leave out --retrieval-only" in capsys.readouterr().err
+    for other in (["--predictions", str(asked)], ["--beir", str(tmp_path)]):
+        assert cli.main(["evaluate", "--kb", str(tiny_kb.folder), "--retrieval-only", *other]) == 2
 
 
 def test_retrieval_by_words_needs_neither_model_nor_index(tiny_kb, asked, tmp_path, monkeypatch) -> None:

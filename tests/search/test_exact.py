@@ -1,5 +1,7 @@
 """Exact search against numpy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -32,13 +34,18 @@ def test_search_finds_what_sorting_all_scores_finds(vectors, chunk, block, bits,
 
 
 @pytest.mark.parametrize("queries", [1, 64, mips.QUERIES])
-@pytest.mark.parametrize("dim", [128, 768])
-def test_a_gpu_scores_few_chunks_of_a_gigabyte(queries, dim) -> None:
-    meta = torch.device("meta")
-    chunks = list(MipsIndex(torch.empty((13_353_718, dim), device=meta), meta)._chunks(queries))
+@pytest.mark.parametrize(("dim", "gigabytes", "most"), [(128, 80, 20), (768, 80, 40), (768, 8, 400)])
+def test_a_gpu_scores_few_chunks_that_need_little_of_its_memory(
+    queries, dim, gigabytes, most, monkeypatch
+) -> None:
+    meta, gpu = torch.device("meta"), SimpleNamespace(total_memory=gigabytes << 30)
+    index = MipsIndex(torch.empty((13_353_718, dim), device=meta), meta)
+    monkeypatch.setattr(MipsIndex, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    chunks = list(index._chunks(queries))
     assert [start for start, _ in chunks] == [0, *(stop for _, stop in chunks[:-1])]
-    assert chunks[-1][1] == 13_353_718 and len(chunks) <= 40
-    assert max(stop - start for start, stop in chunks) * 4 * max(queries, dim) <= 1 << 30
+    assert chunks[-1][1] == 13_353_718 and len(chunks) <= most
+    assert max(stop - start for start, stop in chunks) * 4 * max(queries, dim) <= gigabytes << 24
 
 
 KINDS = "gaussian falling repeated alike huge tiny outlier zero ordered".split()

@@ -221,7 +221,9 @@ def test_an_upload_waits_for_one_that_is_about_to_end(
     database.execute(f"SELECT pg_advisory_lock{key}")  # type: ignore[call-overload]
     ending = threading.Timer(0.5, lambda: database.execute(f"SELECT pg_advisory_unlock{key}"))  # type: ignore[call-overload]
     ending.start()
+    began = time.monotonic()
     assert upload(kb, stored(kb), parsed(url))["added"] == len(kb)
+    assert time.monotonic() - began >= 0.4
     ending.join()
 
 
