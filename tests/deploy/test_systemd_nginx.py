@@ -189,6 +189,7 @@ def test_nginx_does_not_change_the_id_of_a_document(stubs: str, path: str) -> No
     assert Stub.paths == [f"/v1/documents/{path}"]
 
 
+@pytest.mark.slow
 def test_two_servers_behind_nginx_have_every_change_and_one_can_be_killed(
     rules_kb: Path, qa_folder: Path, tmp_path: Path
 ) -> None:

@@ -253,6 +253,7 @@ def build_until(name: str, command: list[str]) -> None:
     main(command)
 
 
+@pytest.mark.slow
 def test_a_killed_build_reads_only_files_that_are_not_kept(
     tmp_path: Path, asked: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def long_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(1500))
 
 
+@pytest.mark.slow
 def test_a_killed_build_parses_only_pages_that_are_not_kept(
     long_dump: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,6 +207,7 @@ def on_ray(sources: list[str], kept: Path | None) -> tuple[list[Document], list[
     return documents, [f"{one.where}: {one.reason}" for one in report.left_out]
 
 
+@pytest.mark.slow
 def test_a_cluster_does_not_read_the_parts_of_a_dump_again(
     sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +296,7 @@ def test_a_part_that_a_cluster_once_could_not_read_is_read_again(
     assert on_ray(sources[1:2], kept) == read(sources[1:2], 1)
 
 
+@pytest.mark.slow
 def test_after_a_kill_a_cluster_reads_only_parts_that_are_not_kept(
     sources: list[str], tmp_path: Path, reading: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -247,6 +247,7 @@ def test_a_page_is_parsed_again_if_something_kills_the_process_that_parses_it(
     assert len(starts) == deaths + 1
 
 
+@pytest.mark.slow
 def test_a_page_that_takes_too_long_is_not_parsed_again(tmp_path: Path, monkeypatch) -> None:
     starts, start = [], dumps._start
     monkeypatch.setattr(dumps, "_start", lambda: starts.append(None) or start())

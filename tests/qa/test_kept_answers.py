@@ -65,7 +65,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, end: int) -> list[str]:
     return asked
 
 
-@pytest.mark.parametrize("flags", [[], ["--unanswerable"]])
+@pytest.mark.parametrize("flags", [[], pytest.param(["--unanswerable"], marks=pytest.mark.slow)])
 def test_an_interrupted_evaluation_asks_only_the_other_questions_and_reports_the_same(
     flags: list[str], evaluate: Evaluate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

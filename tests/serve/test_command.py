@@ -56,6 +56,7 @@ def test_responses_on_an_open_connection_do_not_wait_for_an_acknowledgement(limi
         assert took[10] < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
 def test_few_files_and_many_unfinished_heads_stop_nobody(limited) -> None:
     """300 of them at 128 files; then no file at all for a while."""

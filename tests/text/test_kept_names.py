@@ -152,6 +152,7 @@ def kept(folder: Path) -> int:
     return 0  # there is no table yet, or another process is writing
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_complete_annotations(tmp_path: Path) -> None:
     fork, draw = multiprocessing.get_context("fork"), random.Random(1)
     for _ in range(3):
