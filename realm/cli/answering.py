@@ -10,6 +10,7 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
+    given_flags,
     need_model_but_for_words,
     positive,
     report,
@@ -245,6 +246,10 @@ def _fill(args: argparse.Namespace) -> None:
     report(args, filled.to_json(), filled.lines())
 
 
+_OF_A_MODEL = ("method", "reader", "gold", "unanswerable", "retrieval_only")
+"""Flags of `realm evaluate` for a model of `realm`."""
+
+
 def _evaluate(args: argparse.Namespace) -> None:
     from realm.documents.formats.compressed import is_compressed
     from realm.qa.question_files import read_questions
@@ -262,34 +267,16 @@ def _evaluate(args: argparse.Namespace) -> None:
             f"--save-predictions writes a file that is not compressed: {args.save_predictions} would not be read again"
         )
     if args.predictions is not None:
-        evaluated_by, only = _score_predictions, (args.model, args.reader, args.method, args.save_predictions)
-        if (
-            any(one is not None for one in only)
-            or args.gold
-            or args.unanswerable
-            or args.retrieval_only
-            or args.set
-        ):
-            raise InputError(
-                "the file of --predictions already contains the answers: leave out --model, --method, --reader, --gold, "
-                "--unanswerable, --retrieval-only, --set and --save-predictions"
-            )
+        evaluated_by, why = _score_predictions, "the file of --predictions already contains the answers"
+        unused = given_flags(args, "model", *_OF_A_MODEL, "set", "save_predictions")
     elif args.model is not None and is_system(args.model):
-        evaluated_by = _evaluate_system
-        if (
-            args.method is not None
-            or args.reader is not None
-            or args.gold
-            or args.unanswerable
-            or args.retrieval_only
-        ):
-            raise InputError(
-                f"{args.model} was trained by `realm baseline`: leave out --method, --reader, --gold, --unanswerable and "
-                "--retrieval-only"
-            )
+        evaluated_by, why = _evaluate_system, f"{args.model} was trained by `realm baseline`"
+        unused = given_flags(args, *_OF_A_MODEL)
     else:
         need_model_but_for_words(args)
-        evaluated_by = _evaluate_model
+        evaluated_by, why, unused = _evaluate_model, "", []
+    if unused:
+        raise InputError(f"{why}: leave out {', '.join(unused)}")
     questions = read_questions(args.questions, regex=args.regex)
     evaluated = evaluated_by(args, questions)
     report_outcomes(args, evaluated.as_dict(), evaluated.outcomes(questions), evaluated.lines())

@@ -225,6 +225,15 @@ class Parser(argparse.ArgumentParser):
         )
 
 
+def given_flags(args: argparse.Namespace, *names: str) -> list[str]:
+    """The flags among `names` that are given, in this order.
+
+    >>> given_flags(argparse.Namespace(gold=True, model=None, save_run="run", set=[]), "gold", "model", "save_run", "set")
+    ['--gold', '--save-run']
+    """
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(args, name) not in (None, False, [])]
+
+
 def _flags(names: Iterable[str]) -> str:
     return " and ".join(f"--{name}" for name in names)
 

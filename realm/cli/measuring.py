@@ -8,6 +8,7 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
+    given_flags,
     need_model_but_for_words,
     report,
     report_outcomes,
@@ -81,28 +82,16 @@ def evaluate_collection(args: argparse.Namespace) -> None:
     from realm.measures.ranking import measure
     from realm.measures.runs import read_run
 
-    only = (
-        "questions",
-        "reader",
-        "predictions",
-        "save_predictions",
-        "regex",
-        "gold",
-        "unanswerable",
-        "retrieval_only",
-    )
-    given = [f"--{name.replace('_', '-')}" for name in only if getattr(args, name)]
+    of_questions = "questions", "reader", "predictions", "save_predictions", "regex"
+    given = given_flags(args, *of_questions, "gold", "unanswerable", "retrieval_only")
     if args.scoring != "realm":
         given.append("--scoring")
     if given:
         raise InputError(f"--beir measures rankings of documents: leave out {', '.join(given)}")
     collection = read_collection(args.beir, args.split or "test")
     if args.rankings is not None:
-        unused = (args.kb, args.model, args.method, args.save_run, args.config)
-        if any(one is not None for one in unused) or args.set:
-            raise InputError(
-                "--run already contains the rankings: leave out --kb, --model, --method, --save-run, --config and --set"
-            )
+        if given := given_flags(args, "kb", "model", "method", "save_run", "config", "set"):
+            raise InputError(f"--run already contains the rankings: leave out {', '.join(given)}")
         found = measure(collection, read_run(args.rankings))
     else:
         if args.kb is None:

@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,9 +218,9 @@ def test_a_user_who_can_only_read_can_search(kb: KnowledgeBase, url: str, databa
 def test_an_upload_waits_for_one_that_is_about_to_end(
     kb: KnowledgeBase, url: str, database: psycopg.Connection[Any]
 ) -> None:
-    key = "(hashtextextended('\"towns\"', 0))"
-    database.execute(f"SELECT pg_advisory_lock{key}")  # type: ignore[call-overload]
-    ending = threading.Timer(0.5, lambda: database.execute(f"SELECT pg_advisory_unlock{key}"))  # type: ignore[call-overload]
+    database.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", ['"towns"'])
+    unlock = partial(database.execute, "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", ['"towns"'])
+    ending = threading.Timer(0.5, unlock)
     ending.start()
     began = time.monotonic()
     assert upload(kb, stored(kb), parsed(url))["added"] == len(kb)
