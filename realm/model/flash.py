@@ -1,7 +1,7 @@
 """The layers of a BERT on a GPU without padding, by torch's flash attention.
 
-The tokens of all rows are in one array, and flash attention is told where each row begins. All sizes are known on the CPU, so
-the CPU can start the work without waiting for results of the GPU.
+The tokens of all rows are in one array, and flash attention knows where each row begins. The CPU knows all sizes, so it does
+not wait for results of the GPU.
 
 Torch has two other ways to the same kernel: nested tensors, which take several milliseconds per layer on the CPU, and
 `torch.nn.attention.varlen`, which has no dropout.

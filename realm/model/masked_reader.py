@@ -26,9 +26,10 @@ from realm.tokens.tokenizer import Tokenizer
 COPY_HEAD = "copy_head.safetensors"
 """File of the copy head, beside the weights of the encoder."""
 
-ROWS_AT_ONCE, GPU_ROWS_AT_ONCE = 64, 512
-"""Number of rows that the reader computes at a time. A CPU does not become faster with more rows, which need more memory; a GPU
-waits for the CPU if it has fewer rows to compute."""
+ROWS_AT_ONCE = 64
+"""Number of rows that the reader computes at a time on a CPU; a larger number only needs more padding and memory."""
+GPU_ROWS_AT_ONCE = 512
+"""Number of rows that the reader computes at a time on a GPU, which would wait for the CPU if it had fewer rows to compute."""
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,7 @@ class MipsIndex:
         best = Hits(
             query_BD.new_empty(len(query_BD), 0), query_BD.new_empty((len(query_BD), 0), dtype=torch.int64)
         )
-        size = self._chunk_size(max(query_BD.shape))
+        size = self._chunk_size(max(query_BD.shape))  # here a CPU converts all vectors of a chunk at once
         for start in range(0, len(number_n), size):
             part_n = torch.as_tensor(number_n[start : start + size], device=self.device)
             more = ranked(scores(query_BD, self.rows(part_n)), k)

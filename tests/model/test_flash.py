@@ -132,7 +132,7 @@ def test_torch_accepts_the_call_of_flash_attention_and_its_backward_pass(monkeyp
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_flash_attention_gives_the_states_and_gradients_of_padded_rows_in_float32(monkeypatch) -> None:
-    """A row is left out, and a token is asked twice."""
+    """No token of one row is requested, and one token is requested twice."""
     monkeypatch.undo()
     gpu = torch.device("cuda")
     bert = small_bert(hidden_size=64, num_attention_heads=2, max_position_embeddings=400).float().to(gpu)
