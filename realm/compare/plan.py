@@ -177,9 +177,13 @@ class Plan:
     @property
     def reads_first(self) -> bool:
         """Whether a row is trained on the questions of `data.reading`."""
-        answer = bool(self.data.reading.questions and self.config.answer_seeds)
+        return bool(self.data.reading.questions) and self.trains_readers
+
+    @property
+    def trains_readers(self) -> bool:
+        """Whether a row is trained on questions from a start whose reader can learn to read first."""
         trained = [row for row in self.rows().values() if row.system != "t5" and row.start != PUBLISHED]
-        return answer and bool(trained)
+        return bool(self.config.answer_seeds and trained)
 
     @property
     def uses_text(self) -> bool:

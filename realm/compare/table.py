@@ -95,9 +95,10 @@ class DataJson(TypedDict):
     first_seed: int
     """The seed whose files have no seed in their names."""
     questions: dict[str, str]
-    """Name of a test, "train", "dev" or "reading" -> digest of the questions, if question files are given."""
+    """Name of a test, "train", "dev" or "reading" -> digest of the questions. Tests, "train" and "dev" are listed if question
+    files are given, and "reading" if a row with a reader was trained."""
     reading: list[str]
-    """The setting `data.reading.corpus`. A folder of an earlier version has none."""
+    """The setting `data.reading.corpus`, if a row with a reader was trained. A folder of an earlier version has no such key."""
     published: dict[str, str]
     """The settings of `data.published`."""
 
@@ -112,7 +113,7 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
     asked = {name: read_questions(test) for name, test in plan.tests().items()} if data.tests else {}
     if split is not None:
         asked |= {"train": split.train, "dev": split.dev}
-    if reading:
+    if plan.trains_readers:
         asked[READING] = [question for _, question in reading]
     now: DataJson = {
         "corpus": list(data.corpus),
@@ -122,11 +123,11 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         "warm_start": data.warm_start,
         "first_seed": plan.config.seeds[0],
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
-        "reading": list(data.reading.corpus),
+        "reading": list(data.reading.corpus) if plan.trains_readers else [],
         "published": asdict(data.published),
     }
     if file.exists():
-        before = cast(DataJson, {"warm_start": True, **read_json(file)})
+        before = cast(DataJson, {"warm_start": True, "reading": [], **read_json(file)})
         parts = [
             key
             for key in ("corpus", "text", "documents", "encoder", "warm_start", "first_seed")
@@ -134,13 +135,15 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         ]
         asked_before = before["questions"]
         # A test may be added later, but questions that were made from the corpus are not replaced by those of a file.
-        parts += [
-            key for key in ("train", "dev", READING) if asked_before.get(key) != now["questions"].get(key)
-        ]
+        parts += [key for key in ("train", "dev") if asked_before.get(key) != now["questions"].get(key)]
         parts += [
             key for key in data.tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
-        if READING not in parts and before.get("reading", []) != now["reading"]:
+        if READING in asked_before and not plan.trains_readers:
+            now["reading"] = before["reading"]
+        elif READING in asked_before and (
+            (asked_before[READING], before["reading"]) != (now["questions"][READING], now["reading"])
+        ):
             parts.append(READING)
         if before["published"]["checkpoint"] and before["published"] != now["published"]:
             parts.append("published")

@@ -183,6 +183,29 @@ def test_a_folder_without_such_readers_is_not_continued_with_them(home, table, c
     assert "was made with other data (reading)" in capsys.readouterr().err
 
 
+def test_a_folder_can_be_continued_with_rows_that_do_not_read(home, table) -> None:
+    folder, _ = table
+    before = json.loads((folder / "data.json").read_text())
+    printed(*home.words("compare", folder, "--rows", "t5"))
+    assert json.loads((folder / "data.json").read_text()) == before
+
+
+def test_rows_that_read_can_be_added_to_a_folder_without_such_rows(home, table, tmp_path) -> None:
+    data = DataConfig(
+        train=(str(home.folder / "train.jsonl"),),
+        tests={"spans": str(home.folder / "spans.jsonl")},
+        reading=ReadingConfig(("c",), (str(table[0].parent / "reading.jsonl.xz"),)),
+    )
+    kept = []
+    for answer_seeds, reading in ((0, data.reading), (1, data.reading), (0, ReadingConfig())):
+        config = TableConfig(rows=("orqa",), answer_seeds=answer_seeds)
+        plan = Plan(config, replace(data, reading=reading), None, tmp_path, TABLE_1)
+        table_module._keep_data(plan, table_module._split(plan), table_module._read_reading(plan))
+        kept.append(json.loads((tmp_path / "data.json").read_text()))
+    assert [one["reading"] for one in kept] == [[], ["c"], ["c"]]
+    assert ["reading" in one["questions"] for one in kept] == [False, True, True]
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
