@@ -64,6 +64,7 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_keys_and_a_killed_process_leaves_no_file(tmp_path: Path) -> None:
     ended = run(
         FILLED + "assert not os.listdir(os.environ['TMPDIR'])\nos.kill(os.getpid(), signal.SIGKILL)", tmp_path

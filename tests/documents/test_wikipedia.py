@@ -288,6 +288,7 @@ def test_pages_that_were_parsed_before_a_kill_are_not_parsed_again(tmp_path: Pat
     assert parsed == ["Page 6"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_parsed_is_kept_too_and_damaged_values_are_parsed_again(
     tmp_path: Path, monkeypatch
 ) -> None:

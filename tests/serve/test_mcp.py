@@ -164,6 +164,7 @@ def test_standard_output_has_only_messages_of_the_protocol(served: Served) -> No
     assert replies[1]["result"]["structuredContent"]["answers"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_command_although_its_input_is_open(served: Served) -> None:
     message = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     with over_pipes(*command(served.kb, served.model)) as process:

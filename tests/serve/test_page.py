@@ -212,7 +212,11 @@ def change_answers(page: Any, **to: Any) -> None:
 
 @pytest.mark.parametrize(
     ("probability", "words", "colour"),
-    [(0.83, "Very likely right", "up"), (0.5, "Probably right", "accent"), (0.2, "Unsure", "warn")],
+    [
+        (0.83, "Very likely right", "up"),
+        pytest.param(0.5, "Probably right", "accent", marks=pytest.mark.slow),
+        pytest.param(0.2, "Unsure", "warn", marks=pytest.mark.slow),
+    ],
 )
 def test_an_answer_has_its_probability_as_a_number_in_words_and_in_a_colour(
     visit, probability, words, colour

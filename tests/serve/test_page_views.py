@@ -103,6 +103,7 @@ def trainer(runs) -> Iterator[Any]:
         yield lock
 
 
+@pytest.mark.slow
 def test_a_run_whose_process_has_ended_is_shown_as_stopped(visit, trainer) -> None:
     page = visit.open("training")
     expect(page.locator(".state .dot.training")).to_be_visible()
@@ -196,6 +197,7 @@ def test_two_runs_lie_over_each_other(visit) -> None:
     expect(page.locator(".state")).to_have_count(1)
 
 
+@pytest.mark.slow
 def test_the_api_is_described_for_people_without_another_host(visit, site) -> None:
     page = visit.page
     page.goto(f"{site.url}/docs")

@@ -115,6 +115,7 @@ def test_the_command_sends_traces_to_a_collector(served: Served) -> None:
     assert names == {"POST /v1/answer", "queue", "retrieve", "read"}
 
 
+@pytest.mark.slow
 def test_a_collector_that_cannot_be_reached_disturbs_nobody(served: Served) -> None:
     where = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9",

@@ -202,6 +202,7 @@ main(sys.argv[1:])
 """The command line, with a build that waits for ever before its fourth commit."""
 
 
+@pytest.mark.slow
 def test_a_killed_build_of_several_processes_continues(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -347,6 +347,7 @@ def test_annotations_are_in_order_without_overlap_and_cover_the_text(texts: list
         assert "".join("".join(text[a:b] for a, b in sentences).split()) == "".join(text.split())
 
 
+@pytest.mark.slow
 def test_the_words_of_a_long_corpus_do_not_stay_in_memory(tagger, monkeypatch) -> None:
     texts = [f"Ada met word{number} on {number % 28 + 1} May 1900." for number in range(300)]
     expected = list(tagger({"Ada": "PERSON"}).annotate(texts))
@@ -360,6 +361,7 @@ def test_the_words_of_a_long_corpus_do_not_stay_in_memory(tagger, monkeypatch) -
     assert len(vocabulary) < 1000  # in a memory zone, this number counts every new word again
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_is_replaced_on_disk_while_it_is_used_stays_the_pipeline_that_was_loaded(
     tagger, monkeypatch
 ) -> None:
