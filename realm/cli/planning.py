@@ -68,8 +68,8 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"
     yield (
-        f"to build the knowledge base: {corpus['tagging_core_hours']:.3g} core hours for the tagger, "
-        f"{corpus['rest_core_hours']:.3g} for all other work, {corpus['build_memory_gb']:.3g} GB of memory"
+        f"to build the knowledge base: {_hours(corpus['tagging_core_hours'])} core hours for the tagger, "
+        f"{_hours(corpus['rest_core_hours'])} for all other work, {corpus['build_memory_gb']:.3g} GB of memory"
     )
     yield f"index: {_duration(plan['index_seconds'])} on one device"
     yield (
@@ -100,6 +100,10 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     yield from aligned(memory)
     yield ""
     yield f"all stages: {_duration(plan['seconds'])}"
+
+
+def _hours(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def _duration(seconds: float) -> str:

@@ -95,9 +95,7 @@ class StagePlan:
     refresh_seconds: float
     """Time of one build: between two steps on one training device, or during training on the devices that only build."""
     refreshes_apart: bool
-    """Whether devices that do not train build the index, so that training does not wait."""
-    own_build_seconds: float
-    """Time of the first build, and of the last build; in both, one training device builds and all other devices wait."""
+    """Whether devices that do not train build the index, so that training waits only for the first and the last build."""
 
     @property
     def step_seconds(self) -> float:
@@ -110,7 +108,7 @@ class StagePlan:
         if not self.refreshes:
             return training
         if self.refreshes_apart:
-            return training + 2 * self.own_build_seconds
+            return training + 2 * self.refresh_seconds
         return training + self.refreshes * self.refresh_seconds
 
 
@@ -194,7 +192,6 @@ class Plan:
             refreshes=refreshes,
             refresh_seconds=refresh,
             refreshes_apart=apart,
-            own_build_seconds=refresh * (hardware.build_devices if apart else 1),
         )
 
     def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float, bool]:

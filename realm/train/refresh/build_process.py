@@ -38,7 +38,8 @@ RESTARTS = 3
 
 @dataclass(frozen=True)
 class BuildConfig(EngineConfig):
-    """Where a background build runs."""
+    """Where builds run. If `device` is not "" or `engine` is "ray", builds for which training waits run there too, for example
+    the first build; otherwise, they run in the training process."""
 
     threads: int = 1
     """CPU threads of each process of the build; a build has one process per device."""
@@ -50,6 +51,11 @@ class BuildConfig(EngineConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, threads=1)
+
+    @property
+    def apart(self) -> bool:
+        """Whether the settings name a place for builds outside the training process."""
+        return bool(self.device) or self.engine == "ray"
 
 
 class Builder(AbstractContextManager["Builder"]):

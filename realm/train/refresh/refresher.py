@@ -10,6 +10,7 @@ A refresh runs `realm index` on a snapshot of the model, and writes into the fol
 
 This file decides which version the trainer searches, when the trainer waits (for the first index, and for `lag`), and how an
 interrupted run resumes. It also publishes the index of the finished model. `realm.train.refresh.build_process` runs the builds.
+Builds for which the trainer waits run in the process of the trainer, unless the settings name another device or a Ray cluster.
 With several ranks, rank 0 runs the builds, and all ranks change to the new version at the same step.
 
 A checkpoint contains `state_dict`, that is, the version in use and the build that is running, so that a run resumes exactly.
@@ -125,7 +126,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             shutil.rmtree(self._folder, ignore_errors=True)
         self._requested, self._building, self._newest = step, None, 0
         self._copy_embedder(model)
-        return self._load(distributed.broadcast(self._build_here(model, step)))
+        return self._load(distributed.broadcast(self._build_now(model, step)))
 
     def request(self, model: Model, step: int) -> None:
         """Starts a build from the current weights if a build is due after `step` steps and no build is running."""
@@ -136,7 +137,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._built = False
         self._copy_embedder(model)
         if not self._config.in_background or self._states is not None:
-            self._build_here(model, step)
+            self._build_now(model, step)
             self._built = True
             return
         saved = whole_model(model)
@@ -175,11 +176,11 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         return state
 
     def build_final(self, model: Model, step: int) -> IndexVersion:
-        """Kills a running build, and builds the index of the finished model in this process -> the new version."""
+        """Kills a running build, and builds the index of the finished model while training waits -> the new version."""
         self._builder.stop()
         self._requested, self._building = step, None
         self._copy_embedder(model)
-        return self._load(distributed.broadcast(self._build_here(model, step)))
+        return self._load(distributed.broadcast(self._build_now(model, step)))
 
     @torch.no_grad()
     def publish_final(self, model: Model, step: int, version: IndexVersion, out: Path) -> None:
@@ -200,12 +201,9 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
                 return  # an interrupted run published the index, or the passage tower did not change
             folder.mkdir(parents=True, exist_ok=True)
             made = vectors.read(self._folder, self._kb.keys_N, version.number)
-            if made is not None and made.info.model == model.compute_passage_fingerprint():
-                publish(self._kb, model, str(out), folder, made.array)
-                return
-            with autocast(model.device, self._precision):
-                array_ND = self._states.index(model.embedder.passage) if self._states else None
-                publish(self._kb, model, str(out), folder, array_ND)
+            if made is None or made.info.model != model.compute_passage_fingerprint():
+                made = vectors.read(self._folder, self._kb.keys_N, self._build(model))
+            publish(self._kb, model, str(out), folder, made.array if made else None)
         except (RealmError, OSError) as error:
             self._report(
                 f"the index of the model could not be written to the knowledge base: {reason(error)}; run "
@@ -253,19 +251,36 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
                 return None
             time.sleep(0.02)
 
-    @torch.no_grad()
-    def _build_here(self, model: Model, step: int) -> int:
-        """Embeds every passage on rank 0 -> the number of the new version."""
+    def _build_now(self, model: Model, step: int) -> int:
+        """Rank 0 builds an index, and training waits -> the number of the new version on rank 0, and 0 on the other ranks."""
         model = whole_model(model)
         model.step = step
-        if not distributed.is_main_process():
-            return 0
-        started = time.monotonic()
+        return self._build(model) if distributed.is_main_process() else 0
+
+    @torch.no_grad()
+    def _build(self, model: Model) -> int:
+        """Embeds every passage with a whole model -> the number of the new version."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._states is None and self._config.apart:
+            return self._build_apart(model)
+        started = time.monotonic()
         with autocast(model.device, self._precision):
             array_ND = self._states.index(model.embedder.passage) if self._states else None
             number = publish(self._kb, model, str(self._builder.snapshot), self._folder, array_ND)
         self._builder.seconds = time.monotonic() - started
+        return number
+
+    def _build_apart(self, model: Model) -> int:
+        """Waits for a build on the devices or the cluster of the settings -> the number of the new version."""
+        save_model(model, self._builder.snapshot)
+        self._report(
+            f"training waits for the index of step {model.step}; the log of its build is {self._builder.log}"
+        )
+        self._builder.begin(model.step, vectors.newest(self._folder) or 0, str(model.device))
+        while self._builder.poll() == "running":
+            time.sleep(0.02)
+        number = vectors.newest(self._folder)
+        assert number is not None  # the build was done
         return number
 
     def _copy_embedder(self, model: Model) -> None:

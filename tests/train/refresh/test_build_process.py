@@ -14,6 +14,7 @@ from realm.errors import RealmError
 from realm.store import vectors
 from realm.store.tables import table
 from realm.train.refresh import build_process
+from realm.train.refresh.build_process import BuildConfig, Builder
 from realm.train.refresh.refresher import IndexRefresher
 from tests.train.refresh.refreshing import (
     PYTHON,
@@ -131,15 +132,14 @@ def test_build_that_ends_well_without_its_version_has_failed(
 
 
 def test_build_runs_realm_index_on_the_snapshot_with_the_runs_settings(
-    tiny_kb, tiny_model, tmp_path, fake_build, monkeypatch
+    tiny_kb, tmp_path, fake_build, monkeypatch
 ) -> None:
     fake_build(f'printf "%s\\n" "$@" > {tmp_path}/asked; mv {tmp_path}/asked {tmp_path}/words; exec sleep 60')
     monkeypatch.chdir(tmp_path)
     folder = Path("a run's folder")
     folder.mkdir()
-    with refresher(tiny_kb, folder, threads=3, device="meta") as builds:
-        builds.build_initial(tiny_model, 0)
-        builds.request(tiny_model, 10)
+    with Builder(tiny_kb.folder, folder, BuildConfig(threads=3, device="meta"), "fp32", print) as builder:
+        builder.begin(10, 0, "cpu")
         wait_for((tmp_path / "words").exists)
     words = (tmp_path / "words").read_text().splitlines()
     assert words[:5] == ["-m", "realm", "index", "--supervised", str(tmp_path / folder / "index")]

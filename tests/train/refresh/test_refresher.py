@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from realm.errors import RealmError
+from realm.index.versions import index_folder
+from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from tests.train.refresh.refreshing import (
     PYTHON,
@@ -35,6 +37,36 @@ def test_refresh_in_the_foreground_comes_every_so_many_steps(tiny_kb, tiny_model
         assert second is not None and second.step == 10 and second.number > first.number
         np.testing.assert_allclose(rows(second), expected(tiny_kb, tiny_model), atol=4e-3)
         assert builds.poll(10) is None
+
+
+def test_the_first_build_runs_on_the_device_of_the_settings(tiny_kb, tiny_model, run_folder) -> None:
+    said: list[str] = []
+    with refresher(tiny_kb, run_folder, said.append, device="cpu") as builds:
+        first = builds.build_initial(tiny_model, 0)
+    log = run_folder / "index.log"
+    assert said == [f"training waits for the index of step 0; the log of its build is {log}"]
+    assert f"{len(tiny_kb):,}" in log.read_text()
+    assert first.step == 0 and first.cost["build_seconds"] > 0
+    np.testing.assert_allclose(rows(first), expected(tiny_kb, tiny_model), atol=4e-3)
+
+
+@pytest.mark.slow
+def test_training_waits_for_builds_on_several_devices(tiny_kb, tiny_model, run_folder, tmp_path) -> None:
+    with refresher(tiny_kb, run_folder, device="cpu,cpu", in_background=False) as builds:
+        versions = [builds.build_initial(tiny_model, 0)]
+        move(tiny_model)
+        builds.request(tiny_model, 10)
+        versions.append(builds.poll(10))
+        np.testing.assert_allclose(rows(versions[-1]), expected(tiny_kb, tiny_model), atol=4e-3)
+        move(tiny_model)
+        versions.append(builds.build_final(tiny_model, 15))
+        assert [version.step for version in versions] == [0, 10, 15]
+        np.testing.assert_allclose(rows(versions[-1]), expected(tiny_kb, tiny_model), atol=4e-3)
+        move(tiny_model)  # as if better weights of an earlier step were saved
+        builds.publish_final(tiny_model, 12, versions[-1], tmp_path / "model")
+    published = vectors.read(index_folder(tiny_kb, tiny_model), tiny_kb.keys_N)
+    assert published is not None and published.info.step == 12
+    np.testing.assert_allclose(published.array, expected(tiny_kb, tiny_model), atol=4e-3)
 
 
 def test_refresh_never_comes_with_every_0(tiny_kb, tiny_model, run_folder) -> None:
