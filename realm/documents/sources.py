@@ -70,7 +70,7 @@ def keeping(file: SourceFile | RemoteFile, kept: Path | None) -> SourceFile | Re
 def _is_read(path: Path) -> bool:
     """Whether there is a reader for files with this name."""
     plain = uncompressed(path)
-    return bool(wikiextractor.NAME.fullmatch(plain.name)) or plain.suffix.lower() in (
+    return bool(wikiextractor.NAME.fullmatch(plain.name)) or _format(plain) in (
         _FORMATS if plain == path else _TEXT_FORMATS
     )
 
@@ -79,7 +79,13 @@ def _reader_of(path: Path) -> Reader | None:
     plain = uncompressed(path)
     if wikiextractor.NAME.fullmatch(plain.name):
         return wikiextractor.wikiextractor
-    return (_FORMATS if plain == path else _TEXT_FORMATS)[plain.suffix.lower()]
+    return (_FORMATS if plain == path else _TEXT_FORMATS)[_format(plain)]
+
+
+def _format(plain: Path) -> str:
+    """The key of a file in `_FORMATS`: its extension; ".xml" for a part of a dump, such as `articles1.xml-p1p41242`."""
+    extension = plain.suffix.lower()
+    return ".xml" if _DUMP_PART.fullmatch(extension) else extension
 
 
 def _kind(path: Path) -> str:
@@ -181,6 +187,8 @@ def _file(path: Path) -> SourceFile:
     return _reader_of(path), path
 
 
+_DUMP_PART = re.compile(r"\.xml-p\d+p\d+(-\w+)?")
+"""The extension of a part of a dump of Wikimedia, with the first and the last number of a page."""
 _TEXT_FORMATS: dict[str, Reader | None] = {
     ".jsonl": json_lines,
     ".json": json_file,

@@ -2,6 +2,7 @@
 
 import bz2
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -11,9 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
+from gensim.test.utils import datapath
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +52,21 @@ def test_words_links_and_signs_of_a_sentence_are_what_a_reader_sees() -> None:
     )
     assert found.links == (Link(26, "Town"), Link(38, "Ouse (river)"), Link(51, "North"))
     assert not found.disambiguation
+
+
+def test_templates_that_produce_words_are_replaced_by_them() -> None:
+    for markup, text in {
+        "Nero ({{circa|37}}; {{c.}})": "Nero (c. 37; c.)",
+        "{{lang-fr|mot}}, {{langx|fr|mots|lit=words}}": "mot, mots",
+        "{{HMS|Victory|1765|6}} met {{ship|French ship|Orient|1791|2}}": "HMS Victory met French ship Orient",
+        "of {{plainlist|\n* [[Arden]]\n* Brack\n}}; {{hlist|a|b}}": "of Arden, Brack; a, b",
+        "{{start date|1999|12|31|df=y}}, {{dts|1999|12}}, {{end date|1999|13}}": "31 December 1999, December 1999, 1999 13",
+        "''Eagle''{{'s}} {{nowrap|1=''E'' = x}} 5{{nbsp}}km": "Eagle's E = x 5 km",
+        "{{val|6.241|e=18}} {{chem|C|H|4}} {{sortname|Ada|Byron}}": "6.241×10^18 CH4 Ada Byron",
+        "{|\n! Land !! Isles\n|-\n| {{flag|Azores}} || {{ubl|Pico|Flores}}\n|}": "Land: Azores; Isles: Pico, Flores.",
+        "x{{hlist}}{{flag}}{{langx}}{{sortname|a}}{{ship}}{{start date}}{{val}}y": "xy",
+    }.items():
+        assert read_wikitext(markup).text == text
 
 
 def test_lists_and_tables_become_lines_and_lists_of_sources_vanish() -> None:
@@ -100,6 +118,30 @@ def test_a_link_stands_where_its_words_stand_after_the_markup_is_gone() -> None:
 
 
 # -- dumps
+
+
+REAL = "enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
+
+
+@pytest.mark.parametrize("name", ["enwiki-table-markup.xml.bz2", REAL])
+def test_a_real_dump_gives_each_article_as_text(name: str) -> None:
+    """Parts of dumps of English Wikipedia, which gensim's tests use, counted without the reader."""
+    path, articles, others = Path(datapath(name)), [], 0
+    with bz2.open(path) as file:
+        for _, element in ElementTree.iterparse(file):
+            if element.tag.endswith("}page"):
+                if element.find("{*}redirect") is None and element.findtext("{*}ns") == "0":
+                    articles.append(element.findtext("{*}title"))
+                else:
+                    others += 1
+    texts, reasons = read(path)
+    assert texts.keys() <= set(articles)
+    assert sum(reasons.values()) == others + len(set(articles) - texts.keys())
+    for title, text in texts.items():
+        assert not re.search(r"\{\{|\}\}|\[\[|\]\]|<ref|\x02|\x03|'''", text), title
+    if name == REAL:
+        assert len(articles) == 106 and reasons["redirects"] == 99
+        assert "is a political philosophy that advocates self-governed societies" in texts["Anarchism"]
 
 
 @pytest.mark.parametrize("name", ["wiki.xml", "wiki.xml.bz2"])

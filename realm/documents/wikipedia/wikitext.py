@@ -5,6 +5,7 @@ templates except a few that are replaced by words of a sentence (`_template`). A
 Capital: Paris."
 """
 
+import calendar
 import html
 import re
 from bisect import bisect_right
@@ -65,6 +66,8 @@ def _replaced(
 
 _SIGN = "\x02"
 """This character cannot occur in XML, and is removed from texts in which it occurs as an entity."""
+_QUOTE = "\x03"
+"""Stands for an apostrophe that a template produces, which would look like markup beside the quotes of italic words."""
 _MARK = re.compile(f"{_SIGN}([0-9]+){_SIGN}")
 """Marks the place of a link in the collected text, with the number of the link."""
 _DEBRIS = (
@@ -77,12 +80,14 @@ _DEBRIS = (
     (re.compile(r"^ | $", re.MULTILINE), ""),
     (re.compile(r"\A\n+|\n+\Z"), ""),
     (re.compile(r"\n{3,}"), "\n\n"),
+    (re.compile(_QUOTE), "'"),
 )
 """Patterns of text that is left over from the markup, and what replaces each pattern. The patterns find quotes that mark bold
 and italic words, braces of templates that are nested too deep for the parser, superfluous white space, and punctuation that is
 left in a sentence without its templates: "Paris (; ) is"."""
 _DROPPED = ("file", "image", "category", "media")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
+_LANGUAGE_TEMPLATE = re.compile(r"lang-[a-z]{2,3}(-[a-z-]+)?")
 _SOURCES = frozenset(
     ("references", "external links", "see also", "further reading", "notes", "bibliography", "sources", "footnotes",
      "citations", "notes and references", "other websites", "related pages")
@@ -94,19 +99,57 @@ _UNSEEN = frozenset(
 )  # fmt: skip
 _DISAMBIGUATION = re.compile(r"(?:.+ )?(?:disambig(?:uation)?|dab|hndis|geodis)(?: page|-.*)?")
 _FIRST_WORDS = frozenset(
-    ("nowrap", "small", "big", "nobr", "abbr", "quote", "blockquote", "cquote", "mono", "sic", "lang-en", "no wrap")
+    ("nowrap", "small", "smaller", "big", "bigger", "larger", "nobr", "abbr", "tooltip", "quote", "blockquote", "cquote",
+     "mono", "sic", "no wrap", "angbr", "vanchor", "visible anchor", "sc", "smallcaps", "flag", "flagcountry", "flagu", "ill",
+     "interlanguage link", "nihongo", "math", "mvar", "chem2", "nts", "number table sorting")
 )  # fmt: skip
-"""Templates whose first parameter is the text that a reader sees."""
-_LAST_WORDS = frozenset(("lang", "transl", "transliteration", "linktext", "font color", "color"))
+"""Templates whose first parameter is the text that a reader sees. There is also one for each language, such as `lang-fr`."""
+_LAST_WORDS = frozenset(
+    ("lang", "langx", "rtl-lang", "transl", "transliteration", "linktext", "font color", "color", "sort")
+)
+_LISTS = frozenset(
+    ("hlist", "ubl", "unbulleted list", "plainlist", "flatlist", "bulleted list", "plain list")
+)
+"""Templates whose parameters are the items of a list, or lines of items."""
+_SHIPS = frozenset(("hms", "hmas", "hmcs", "uss", "ss", "rms", "sms", "mv", "gs"))
+"""Templates that stand before the name of a ship."""
+_DATES = frozenset(
+    ("start date", "end date", "birth date", "death date", "birth date and age", "death date and age",
+     "start date and age", "dts", "date table sorting")
+)  # fmt: skip
 _SIGNS = {
     "ndash": "–",
     "snd": " – ",
     "spaced ndash": " – ",
     "mdash": "—",
-    "'": "'",
-    "\"'": "\"'",
+    "mdashb": "—",
+    "'": _QUOTE,
+    "'s": f"{_QUOTE}s",
+    "\"'": f'"{_QUOTE}',
+    "' \"": f'{_QUOTE} "',
     "&nbsp": " ",
+    "nbsp": " ",
+    "thinsp": " ",
+    "spaces": " ",
 }
+
+
+def _date(parts: list[str], day_first: bool) -> str:
+    """A date in words, from the numbers of a year, a month and a day; the last two may be missing.
+
+    >>> _date(["1999", "12", "31"], day_first=False), _date(["1999", "12"], day_first=True)
+    ('December 31, 1999', 'December 1999')
+    """
+    numbers = [int(part) for part in parts if part.isdecimal()]
+    if len(numbers) != len(parts) or not all(1 <= month <= 12 for month in numbers[1:2]):
+        return " ".join(parts)
+    match numbers:
+        case [year, month, day]:
+            name = calendar.month_name[month]
+            return f"{day} {name} {year}" if day_first else f"{name} {day}, {year}"
+        case [year, month]:
+            return f"{calendar.month_name[month]} {year}"
+    return " ".join(parts)
 
 
 class _Taken:
@@ -195,11 +238,29 @@ class _Taken:
             return _SIGNS[name]
         if name.startswith("formatnum:"):
             return self.inside(node.name).partition(":")[2]  # the number may be a template
-        words = [one.value for one in node.params if not one.showkey]
-        if name in _FIRST_WORDS and words:
+        words = [one.value for one in node.params if not one.showkey or str(one.name).strip().isdigit()]
+        if (name in _FIRST_WORDS or _LANGUAGE_TEMPLATE.fullmatch(name)) and words:
             return self.inside(words[0])
         if name in _LAST_WORDS and words:
-            return self.inside(words[-1])
+            # `langx` has the transliteration and the meaning after the language and the word
+            return self.inside(words[min(1, len(words) - 1)] if name == "langx" else words[-1])
+        if name in _LISTS:
+            return ", ".join(item for word in words for item in self._items(word))
+        if name in _DATES:
+            return _date([self.inside(word) for word in words[:3]], day_first=node.has("df"))
+        if name in _SHIPS and words:
+            return f"{name.upper()} {self.inside(words[0])}"
+        if name == "ship" and len(words) > 1:
+            return f"{self.inside(words[0])} {self.inside(words[1])}".strip()
+        if name == "sortname" and len(words) > 1:
+            return f"{self.inside(words[0])} {self.inside(words[1])}"
+        if name in ("circa", "c."):
+            return " – ".join(f"c. {self.inside(word)}" for word in words) or "c."
+        if name == "chem":
+            return "".join(self.inside(word) for word in words)
+        if name == "val" and words:
+            power = f"×10^{self.inside(node.get('e').value)}" if node.has("e") else ""
+            return self.inside(words[0]) + power
         if name in ("convert", "cvt") and len(words) > 1:
             between = len(words) > 3 and str(words[1]).strip() in ("-", "–", "to", "and", "x", "by")
             return " ".join(self.inside(word) for word in words[: 4 if between else 2])
@@ -208,6 +269,13 @@ class _Taken:
         if name in ("frac", "sfrac") and words:
             return "/".join(self.inside(word) for word in words[-2:])
         return ""
+
+    def _items(self, code: Any) -> Iterator[str]:
+        """The items of a list: the lines of a parameter."""
+        before, self.text = self.text, []
+        self.nodes(code)
+        lines, self.text = "".join(self.text).splitlines(), before
+        yield from filter(None, (" ".join(line.split()) for line in lines))
 
     def _tag(self, node: Any) -> None:
         tag = str(node.tag).strip().lower()
