@@ -33,14 +33,17 @@ def read(path: Path) -> list[Step]:
 
 
 def carry_out(step: Step, repository: Path, root: Path, environment: dict[str, str]) -> None:
-    """Carries out a COPY from the repository or a RUN of the first stage in `root`."""
+    """Carries out an ARG, a COPY from the repository or a RUN of the first stage in `root`. ARG adds to `environment`."""
 
     def inside(text: str) -> str:
         return re.sub(
             rf"(?<![\w.])({'|'.join(map(re.escape, ROOTS))})\b", lambda found: f"{root}{found[1]}", text
         )
 
-    if step.name == "COPY":
+    if step.name == "ARG":
+        name, _, value = step.argument.partition("=")
+        environment.setdefault(name, value.strip('"'))
+    elif step.name == "COPY":
         *sources, target = step.argument.split()
         for source in sources:
             place = root / target.lstrip("/")

@@ -1,6 +1,7 @@
 """The container file: what it says, and its steps carried out in a folder."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -38,6 +39,12 @@ def test_every_file_that_is_copied_is_there_and_in_the_context() -> None:
     needed = {project["project"]["readme"], *project["project"]["license-files"]}
     needed |= set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"])
     assert needed <= set(sources)  # without these, the package cannot be built
+
+
+def test_every_extra_of_the_image_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (extras,) = (one.partition("=")[2] for one in arguments("ARG") if one.startswith("EXTRAS="))
+    assert {*extras.split(","), "ray"} <= project["optional-dependencies"].keys()
 
 
 def test_every_module_that_is_compiled_exists() -> None:
@@ -80,11 +87,11 @@ def test_the_steps_make_an_installation_that_answers(tiny_kb, qa_folder: Path, t
     """The installation is that of the image: the paths of the image are replaced by paths in a folder."""
     root = tmp_path / "root"
     root.mkdir()
+    index = {name: os.environ[name] for name in ("PIP_EXTRA_INDEX_URL",) if name in os.environ}
+    environment = {"PATH": f"{Path(sys.base_prefix, 'bin')}:/usr/bin:/bin", "PYTHONPATH": "", **index}
     for step in STEPS:
         if step.stage == 0:
-            carry_out(
-                step, ROOT, root, {"PATH": f"{Path(sys.base_prefix, 'bin')}:/usr/bin:/bin", "PYTHONPATH": ""}
-            )
+            carry_out(step, ROOT, root, environment)
     realm = root / "opt/realm/bin/realm"
     words = ["answer", "who built a tower?", "--kb", str(tiny_kb.folder), "--model", str(qa_folder), "--json"]
     done = subprocess.run(
