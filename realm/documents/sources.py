@@ -172,6 +172,10 @@ def _file(path: Path) -> SourceFile:
         return Unreadable(
             path, Reason.TYPE, f"{path} is a lock file of an office program, and contains no text"
         )
+    if _DUMP_INDEX.search(path.name):
+        return Unreadable(
+            path, Reason.TYPE, f"{path} lists the places of pages in a dump, and contains no text"
+        )
     if not _is_read(path):
         kind = _kind(path) or "a file without an extension"
         return Unreadable(path, Reason.TYPE, f"{path}: {kind} cannot be read, only {_READ}")
@@ -189,6 +193,7 @@ def _file(path: Path) -> SourceFile:
 
 _DUMP_PART = re.compile(r"\.xml-p\d+p\d+(-\w+)?")
 """The extension of a part of a dump of Wikimedia, with the first and the last number of a page."""
+_DUMP_INDEX = re.compile(r"-multistream-index\d*\.txt")
 _TEXT_FORMATS: dict[str, Reader | None] = {
     ".jsonl": json_lines,
     ".json": json_file,

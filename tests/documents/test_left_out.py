@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "picture.png").write_bytes(b"\x89PNG")
     (folder / "~$report.docx").write_bytes(b"\x05user")
     (folder / "Makefile").write_text("all:")
+    (folder / "wiki-multistream-index1.txt").write_text("568:10:AccessibleComputing\n")
     (folder / "empty.md").write_bytes(b"")
     (folder / "blank.txt").write_text(" \n")
     (folder / "latin.txt").write_bytes("Köln ist schön.".encode("latin-1"))
@@ -64,6 +65,7 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         ("picture.png", "of a type that is not read"),
         ("~$report.docx", "of a type that is not read"),
         ("Makefile", "of a type that is not read"),
+        ("wiki-multistream-index1.txt", "of a type that is not read"),
         ("empty.md", "empty"),
         ("bad\\nname.md", "empty"),
         ("blank.txt", "empty"),
@@ -78,7 +80,7 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         ("lines.jsonl:4", "without a usable title, text or id"),
     }
     assert report.reasons.total() == len(report.left_out) == len(found)
-    assert report.lines()[0].startswith("left out: 3 ")
+    assert report.lines()[0].startswith("left out: 4 ")
     assert list(report.assumed) == [f"{folder}/latin.txt"]
     assert all(line.isprintable() and len(line) < 500 for line in report.lines())
     for one in report.left_out:
