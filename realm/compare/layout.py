@@ -27,6 +27,7 @@ FOUND = (
 )
 """Headings of columns: share of questions with an answer in the first 1, 5, 20 and 100 passages, and mean reciprocal rank; for
 all questions and for answerable questions."""
+EACH_SEED = "first 5, each seed"
 LESS = "REALM minus row, first 5"
 """Heading of the column with differences of recall@5."""
 
@@ -105,20 +106,27 @@ def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
 
 
 def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, before training on questions, %", *FOUND, LESS]]
+    table = [[f"{test}, before training on questions, %", *FOUND, EACH_SEED, LESS]]
     for name, start in starts.items():
         less = DASH if test not in start["less"] else difference(start["less"][test])
-        table.append([name, *_recalls(start["tests"][test]), less])
+        found = start["tests"][test]
+        table.append([name, *_recalls(found), _each_seed(found["all"]), less])
     return table
 
 
 def _facts_table(measured: dict[str, FactsJson]) -> list[list[str]]:
     n = next(iter(measured.values()))["retrieved"]["n"]
-    table = [[f"{n:,} masked facts, before training on questions, %", *FOUND[:2], LESS]]
+    table = [[f"{n:,} masked facts, before training on questions, %", *FOUND[:2], EACH_SEED, LESS]]
     for name, facts in measured.items():
         less = DASH if facts["less"] is None else difference(facts["less"])
-        table.append([name, *_recall(facts["retrieved"]), less])
+        table.append([name, *_recall(facts["retrieved"]), _each_seed(facts["retrieved"]), less])
     return table
+
+
+def _each_seed(one: Retrieved) -> str:
+    """Recall@5 of each seed; a dash if there is only one, or in a report of an earlier version."""
+    found = one.get("recall_5_by_seed", [])
+    return " / ".join(f"{share:.1f}" for share in found) if len(found) > 1 else DASH
 
 
 def _recalls(found: Found) -> list[str]:
@@ -161,7 +169,7 @@ def made_lines(by: MadeBy) -> list[str]:
     return [
         f"realm {by['realm']}{commit}",
         f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
-        f"commands that could run at the same time: {by['jobs']}",
+        f"commands that could run at the same time: {by.get('jobs', 1)}",
         f"{by['passages']:,} passages, fingerprint {by['corpus']}",
         *sets,
         f"training and dev questions left out because they are also in a test: {by['dropped']:,}",

@@ -40,6 +40,7 @@ class Answered(TypedDict):
     em_ci95: list[float]
     f1: float
     f1_ci95: list[float]
+    em_by_seed: list[float]
 
 
 class Retrieved(TypedDict):
@@ -48,6 +49,7 @@ class Retrieved(TypedDict):
     n: int
     recall: dict[str, float]
     mrr: float
+    recall_5_by_seed: list[float]
 
 
 class Found(TypedDict):
@@ -261,7 +263,14 @@ def _answered(correct_SN: np.ndarray, f1_SN: np.ndarray, chosen_N: np.ndarray) -
     """
     n = int(chosen_N.sum())
     if not n:
-        return {"n": 0, "em": 0.0, "em_ci95": [0.0, 100.0], "f1": 0.0, "f1_ci95": [0.0, 100.0]}
+        return {
+            "n": 0,
+            "em": 0.0,
+            "em_ci95": [0.0, 100.0],
+            "f1": 0.0,
+            "f1_ci95": [0.0, 100.0],
+            "em_by_seed": [0.0] * len(correct_SN),
+        }
     share = float(correct_SN[:, chosen_N].mean())
     f1_N = f1_SN[:, chosen_N].mean(axis=0)
     return {
@@ -270,6 +279,7 @@ def _answered(correct_SN: np.ndarray, f1_SN: np.ndarray, chosen_N: np.ndarray) -
         "em_ci95": [percent(end) for end in wilson_interval(round(share * n), n)],
         "f1": percent(float(f1_N.mean())),
         "f1_ci95": [percent(end) for end in bootstrap_interval(f1_N)],
+        "em_by_seed": [percent(share) for share in correct_SN[:, chosen_N].mean(axis=1)],
     }
 
 
@@ -280,13 +290,15 @@ def _found(rank_SN: np.ndarray, test: _Test) -> Found:
 def _retrieved(rank_SN: np.ndarray) -> Retrieved:
     n = rank_SN.shape[1]
     if not n:
-        return {"n": 0, "recall": {str(k): 0.0 for k in RECALL_AT}, "mrr": 0.0}
+        nothing = {str(k): 0.0 for k in RECALL_AT}
+        return {"n": 0, "recall": nothing, "mrr": 0.0, "recall_5_by_seed": [0.0] * len(rank_SN)}
     return {
         "n": n,
         "recall": {
             str(k): round(float(np.mean([recall_at(rank_N, k) for rank_N in rank_SN])), 2) for k in RECALL_AT
         },
         "mrr": percent(float(np.mean([mean_reciprocal_rank(rank_N) for rank_N in rank_SN]))),
+        "recall_5_by_seed": [round(recall_at(rank_N, 5), 2) for rank_N in rank_SN],
     }
 
 

@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections import Counter
 
@@ -7,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from realm.qa.scoring.significance import bootstrap_interval, mcnemar, paired_bootstrap, wilson_interval
+from realm.qa.scoring.significance import (
+    bootstrap_interval,
+    mcnemar,
+    paired_bootstrap,
+    paired_difference,
+    wilson_interval,
+)
 
 
 @given(st.integers(1, 400).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -54,6 +61,35 @@ def test_paired_bootstrap_repeats_with_its_seed_and_sees_no_difference_in_equals
     )
     assert paired_bootstrap(a, a, samples=100) == (0, 0, 0, 1)
     assert paired_bootstrap([1] * 9, [0] * 9, samples=999).p == pytest.approx(2 / 1000)
+
+
+def test_paired_bootstrap_of_several_seeds_draws_seeds_too() -> None:
+    """Compared with all draws of three seeds, where the questions do not differ, and with the error of a sum of variances."""
+    point_S = np.array([1.0, 2.0, -4.0])
+    result = paired_bootstrap(np.repeat(point_S[:, None], 5, axis=1), np.zeros((3, 5)))
+    drawn = [sum(draw) / 3 for draw in itertools.product(point_S, repeat=3)]
+    assert result.mean == pytest.approx(point_S.mean())
+    assert (result.low, result.high) == pytest.approx((min(drawn), max(drawn)))
+    below, above = (sum(mean * sign >= -1e-9 for mean in drawn) / 27 for sign in (-1, 1))
+    assert result.p == pytest.approx(2 * min(below, above), abs=0.02)
+    generator = np.random.default_rng(2)
+    difference_SN = generator.normal(0, 0.01, (40, 1)) + generator.normal(0, 0.5, (1, 900))
+    result = paired_bootstrap(difference_SN, np.zeros_like(difference_SN), samples=4000)
+    error = math.hypot(
+        difference_SN.mean(axis=1).std() / math.sqrt(40), difference_SN.mean(axis=0).std() / math.sqrt(900)
+    )
+    assert result.high - result.low == pytest.approx(2 * 1.96 * error, rel=0.08)
+
+
+def test_one_seed_with_another_sign_makes_a_difference_insignificant() -> None:
+    hit_SN = np.zeros((3, 2000), dtype=int)
+    hit_SN[0, :300] = hit_SN[1, :300] = 1
+    other_SN = np.zeros_like(hit_SN)
+    other_SN[2, :200] = 1
+    assert paired_difference(hit_SN[:2], other_SN[:2])["p"] < 0.001
+    found = paired_difference(hit_SN, other_SN)
+    assert found["points"] == pytest.approx(100 * (300 + 300 - 200) / 6000, abs=0.01)
+    assert found["p"] > 0.05
 
 
 def test_bootstrap_interval_equals_scipys_percentile_interval() -> None:

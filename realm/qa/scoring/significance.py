@@ -74,43 +74,51 @@ def bootstrap_interval(
     >>> bootstrap_interval([0.5, 0.5, 0.5])
     (0.5, 0.5)
     """
-    low, high = np.quantile(_resampled_means(np.asarray(value_N, dtype=float), samples, seed), [0.025, 0.975])
+    value_SN = np.asarray(value_N, dtype=float)[None]
+    low, high = np.quantile(_resampled_means(value_SN, samples, seed), [0.025, 0.975])
     return float(low), float(high)
 
 
-def _resampled_means(value_N: np.ndarray, samples: int, seed: int) -> np.ndarray:
-    """Means of as many questions drawn with replacement, `samples` times."""
-    n = len(value_N)
+def _resampled_means(value_SN: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Means over as many seeds and as many questions, both drawn with replacement, `samples` times."""
+    seeds, n = value_SN.shape
     generator = np.random.default_rng(seed)
-    chunk = max(1, 2**22 // n)  # samples at a time: 32 MiB
-    return np.concatenate(
-        [
-            value_N[generator.integers(n, size=(min(chunk, samples - start), n))].mean(axis=1)
-            for start in range(0, samples, chunk)
-        ]
-    )
+    means: list[np.ndarray] = []
+    chunk = max(1, 2**21 // n)  # samples at a time: 32 MiB
+    for start in range(0, samples, chunk):
+        size = min(chunk, samples - start)
+        question_CN = generator.integers(n, size=(size, n))
+        if seeds == 1:
+            means.append(value_SN[0, question_CN].mean(axis=1))
+        else:
+            share_CS = generator.multinomial(seeds, [1 / seeds] * seeds, size=size) / seeds
+            means.append(np.take_along_axis(share_CS @ value_SN, question_CN, axis=1).mean(axis=1))
+    return np.concatenate(means)
 
 
 def paired_bootstrap(
-    a_N: Sequence[float] | np.ndarray,
-    b_N: Sequence[float] | np.ndarray,
+    a_SN: Sequence[float] | np.ndarray,
+    b_SN: Sequence[float] | np.ndarray,
     *,
     samples: int = 10_000,
     seed: int = 0,
 ) -> Difference:
     """Paired bootstrap of the difference between the mean scores of two systems on the same questions.
 
-    The score of a question can be any number: 0 or 1, F1, a reciprocal rank, or a mean over seeds. The interval is the
-    percentile interval. p is twice the smaller of two shares of the samples: the share with a mean of at most 0, and the share
-    with a mean of at least 0. p is at least 2 / (samples + 1).
+    The score of a question can be any number: 0 or 1, F1, or a reciprocal rank. Scores of several seeds are arrays of [S, N];
+    then a sample draws seeds too, so that the interval also shows the chance in the training. With a few seeds, this shows
+    less than the whole chance. Arrays of [N] have one seed.
+
+    The interval is the percentile interval. p is twice the smaller of two shares of the samples: the share with a mean of at
+    most 0, and the share with a mean of at least 0. p is at least 2 / (samples + 1).
     """
-    a_N, b_N = _pair(a_N, b_N)
-    difference_N = a_N - b_N
-    means = _resampled_means(difference_N, samples, seed)
+    a_SN, b_SN = _pair(a_SN, b_SN)
+    difference_SN = np.atleast_2d(a_SN - b_SN)
+    means = _resampled_means(difference_SN, samples, seed)
     low, high = np.quantile(means, [0.025, 0.975])
     beyond = min((means <= 0).sum(), (means >= 0).sum())
     p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))
-    return Difference(float(difference_N.mean()), float(low), float(high), p)
+    return Difference(float(difference_SN.mean()), float(low), float(high), p)
 
 
 class MeanDifference(TypedDict):
@@ -136,13 +144,12 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
 
     Arrays of [N] have one seed. If only system a has several seeds, each seed of system a is compared with the one seed of
     system b. For one seed, p is computed by McNemar's exact test. The hits of several seeds depend on the same queries, so with
-    several seeds p is computed by the paired bootstrap, as is the interval. The bootstrap resamples the queries, each with its
-    mean over the seeds.
+    several seeds p is computed by the paired bootstrap, as is the interval.
     """
     a_SN = np.atleast_2d(a_SN)
     hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))
     pair = mcnemar(hit_SN.ravel(), other_SN.ravel())
-    difference = paired_bootstrap(100 * hit_SN.mean(axis=0), 100 * other_SN.mean(axis=0))
+    difference = paired_bootstrap(100.0 * hit_SN, 100.0 * other_SN)
     points, low, high = (round(value, 2) for value in difference[:3])
     return {
         "k": k,
@@ -156,9 +163,10 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
 
 
 def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
-    a_N, b_N = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if a_N.shape != b_N.shape or a_N.ndim != 1 or not len(a_N):
+    """Scores of two systems as arrays of [N] or [S, N]."""
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    if a.shape != b.shape or a.ndim not in (1, 2) or not a.size:
         raise ValueError(
-            f"a paired test needs one outcome per question and system, but the shapes are {a_N.shape} and {b_N.shape}"
+            f"a paired test needs one outcome per question and system, but the shapes are {a.shape} and {b.shape}"
         )
-    return a_N, b_N
+    return a, b
