@@ -103,6 +103,12 @@ class DataJson(TypedDict):
     """The settings of `data.published`."""
 
 
+def _has_readers(plan: Plan) -> bool:
+    """Whether a row with a reader was trained in the folder."""
+    rows = plan.folder / "rows"
+    return rows.exists() and any(one.name.partition("-")[0] != "t5" for one in rows.iterdir())
+
+
 def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> None:
     """Writes data.json.
 
@@ -139,6 +145,8 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         parts += [
             key for key in data.tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
+        if READING not in asked_before and _has_readers(plan):  # a folder of an earlier version
+            asked_before = {**asked_before, READING: digest_of([])}
         if READING in asked_before and not plan.trains_readers:
             now["reading"] = before["reading"]
         elif READING in asked_before and (

@@ -70,9 +70,18 @@ def keeping(file: SourceFile | RemoteFile, kept: Path | None) -> SourceFile | Re
 def _is_read(path: Path) -> bool:
     """Whether there is a reader for files with this name."""
     plain = uncompressed(path)
+    if _DUMP_INDEX.search(plain.name):
+        return False
     return bool(wikiextractor.NAME.fullmatch(plain.name)) or _format(plain) in (
         _FORMATS if plain == path else _TEXT_FORMATS
     )
+
+
+def _why_not_read(path: Path, where: str) -> str:
+    """Why there is no reader for a file with this name; `where` is its path or address."""
+    if _DUMP_INDEX.search(path.name):
+        return f"{where} lists the places of pages in a dump, and contains no text"
+    return f"{where}: {_kind(path) or 'a file without an extension'} cannot be read, only {_READ}"
 
 
 def _reader_of(path: Path) -> Reader | None:
@@ -116,6 +125,8 @@ def files_of(source: str, but: Path | None) -> list[SourceFile]:
         return _walk(path, but)
     if not path.exists():
         raise InputError(f"{source}: no such file or folder")
+    if _DUMP_INDEX.search(path.name):
+        raise InputError(_why_not_read(path, source))
     if not _is_read(path):
         kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
         raise InputError(f"{source}: cannot read {kind}, only {_READ}")
@@ -135,8 +146,7 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
             found.append(RemoteFile(_reader_of(path), address))
         else:
             where = public_address(address)
-            kind = _kind(path) or "a file without an extension"
-            found.append(Unreadable(where, Reason.TYPE, f"{where}: {kind} cannot be read, only {_READ}"))
+            found.append(Unreadable(where, Reason.TYPE, _why_not_read(path, where)))
     if not any(isinstance(one, RemoteFile) for one in found):
         raise InputError(str(found[0]))
     return found
@@ -172,13 +182,8 @@ def _file(path: Path) -> SourceFile:
         return Unreadable(
             path, Reason.TYPE, f"{path} is a lock file of an office program, and contains no text"
         )
-    if _DUMP_INDEX.search(path.name):
-        return Unreadable(
-            path, Reason.TYPE, f"{path} lists the places of pages in a dump, and contains no text"
-        )
     if not _is_read(path):
-        kind = _kind(path) or "a file without an extension"
-        return Unreadable(path, Reason.TYPE, f"{path}: {kind} cannot be read, only {_READ}")
+        return Unreadable(path, Reason.TYPE, _why_not_read(path, str(path)))
     if SURROGATE.search(str(path)):  # the name becomes the id and the title, which are stored in UTF-8
         return Unreadable(
             path, Reason.NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename the file"
@@ -191,7 +196,7 @@ def _file(path: Path) -> SourceFile:
     return _reader_of(path), path
 
 
-_DUMP_PART = re.compile(r"\.xml-p\d+p\d+(-\w+)?")
+_DUMP_PART = re.compile(r"\.xml-p\d+p\d+")
 """The extension of a part of a dump of Wikimedia, with the first and the last number of a page."""
 _DUMP_INDEX = re.compile(r"-multistream-index\d*\.txt")
 _TEXT_FORMATS: dict[str, Reader | None] = {

@@ -93,7 +93,7 @@ class StagePlan:
     refreshes: int
     """Number of index builds during the stage."""
     refresh_seconds: float
-    """Time of one build: between two steps on one training device, or during training on the devices that only build."""
+    """Time of one build, on the devices that only build; if there are none, on one training device."""
     refreshes_apart: bool
     """Whether devices that do not train build the index, so that training waits only for the first and the last build."""
 
@@ -203,8 +203,9 @@ class Plan:
             refresh = config.refresh
         else:
             return 0, 0.0, False
-        apart = self.hardware.build_devices > 0 and refresh.in_background and not frozen
-        seconds = self._seconds(self._index_work(frozen)) / (self.hardware.build_devices if apart else 1)
+        builders = 0 if frozen else self.hardware.build_devices
+        apart = builders > 0 and refresh.in_background
+        seconds = self._seconds(self._index_work(frozen)) / max(1, builders)
         if not refresh.every:
             return 2, seconds, apart
         between = max(refresh.every, math.ceil(seconds / step_seconds)) if apart else refresh.every

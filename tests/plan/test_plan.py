@@ -132,7 +132,7 @@ def test_devices_that_cannot_share_a_batch_evenly_are_left_out() -> None:
 
 
 def test_devices_of_their_own_build_beside_the_training() -> None:
-    """One device builds the first and the last index, 16 devices build all others."""
+    """Training waits for the first and the last index."""
     waits, apart = (
         planned("paper", read_hardware(name), 13_000_000)["pretrain"] for name in ("h100-x8", "h100-x64")
     )

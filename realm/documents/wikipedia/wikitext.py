@@ -10,7 +10,7 @@ import html
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from itertools import accumulate, count, takewhile
 from typing import Any, NamedTuple
 
 import mwparserfromhell
@@ -105,7 +105,7 @@ _FIRST_WORDS = frozenset(
 )  # fmt: skip
 """Templates whose first parameter is the text that a reader sees. There is also one for each language, such as `lang-fr`."""
 _LAST_WORDS = frozenset(
-    ("lang", "langx", "rtl-lang", "transl", "transliteration", "linktext", "font color", "color", "sort")
+    ("lang", "rtl-lang", "transl", "transliteration", "linktext", "font color", "color", "sort")
 )
 _LISTS = frozenset(
     ("hlist", "ubl", "unbulleted list", "plainlist", "flatlist", "bulleted list", "plain list")
@@ -134,12 +134,18 @@ _SIGNS = {
 }
 
 
+def _without_signs(text: str) -> str:
+    """A text of a page without the characters that have a meaning here."""
+    return text.replace(_SIGN, "").replace(_QUOTE, "")
+
+
 def _date(parts: list[str], day_first: bool) -> str:
-    """A date in words, from the numbers of a year, a month and a day; the last two may be missing.
+    """A date in words, from the numbers of a year, a month and a day; the last two may be missing or empty.
 
     >>> _date(["1999", "12", "31"], day_first=False), _date(["1999", "12"], day_first=True)
     ('December 31, 1999', 'December 1999')
     """
+    parts = [part for part in parts if part]
     numbers = [int(part) for part in parts if part.isdecimal()]
     if len(numbers) != len(parts) or not all(1 <= month <= 12 for month in numbers[1:2]):
         return " ".join(parts)
@@ -182,7 +188,7 @@ class _Taken:
 
     def node(self, node: Any) -> None:
         if isinstance(node, nodes.Text):
-            self.text.append(node.value.replace(_SIGN, ""))
+            self.text.append(_without_signs(node.value))
         elif isinstance(node, nodes.Wikilink):
             self._link(node)
         elif isinstance(node, nodes.Template):
@@ -196,7 +202,7 @@ class _Taken:
         elif isinstance(node, nodes.ExternalLink):
             self.nodes(node.title)
         elif isinstance(node, nodes.HTMLEntity):
-            self.text.append(node.normalize().replace(_SIGN, ""))
+            self.text.append(_without_signs(node.normalize()))
         elif isinstance(node, nodes.Argument):
             self.nodes(node.default)
 
@@ -208,7 +214,7 @@ class _Taken:
         return found
 
     def _link(self, node: Any) -> None:
-        title = " ".join(html.unescape(str(node.title)).replace("_", " ").replace(_SIGN, "").split())
+        title = " ".join(_without_signs(html.unescape(str(node.title))).replace("_", " ").split())
         space, colon, _ = title.partition(":")
         if colon and (space.lower() in self._dropped or (node.text is None and _LANGUAGE.fullmatch(space))):
             return
@@ -238,16 +244,19 @@ class _Taken:
             return _SIGNS[name]
         if name.startswith("formatnum:"):
             return self.inside(node.name).partition(":")[2]  # the number may be a template
-        words = [one.value for one in node.params if not one.showkey or str(one.name).strip().isdigit()]
+        given = {str(one.name).strip(): one.value for one in node.params}
+        words = list(takewhile(lambda word: word is not None, (given.get(str(n)) for n in count(1))))
         if (name in _FIRST_WORDS or _LANGUAGE_TEMPLATE.fullmatch(name)) and words:
             return self.inside(words[0])
         if name in _LAST_WORDS and words:
-            # `langx` has the transliteration and the meaning after the language and the word
-            return self.inside(words[min(1, len(words) - 1)] if name == "langx" else words[-1])
+            return self.inside(words[-1])
+        if name == "langx":  # has the transliteration and the meaning after the language and the word
+            return self.inside(words[1] if len(words) > 1 else given.get("text"))
         if name in _LISTS:
             return ", ".join(item for word in words for item in self._items(word))
         if name in _DATES:
-            return _date([self.inside(word) for word in words[:3]], day_first=node.has("df"))
+            day_first = self.inside(given.get("df")).lower() in ("y", "yes", "true", "1")
+            return _date([self.inside(word) for word in words[:3]], day_first)
         if name in _SHIPS and words:
             return f"{name.upper()} {self.inside(words[0])}"
         if name == "ship" and len(words) > 1:
@@ -259,13 +268,13 @@ class _Taken:
         if name == "chem":
             return "".join(self.inside(word) for word in words)
         if name == "val" and words:
-            power = f"×10^{self.inside(node.get('e').value)}" if node.has("e") else ""
-            return self.inside(words[0]) + power
+            power, unit = self.inside(given.get("e")), self.inside(given.get("u") or given.get("ul"))
+            return self.inside(words[0]) + (f"×10^{power}" if power else "") + (f" {unit}" if unit else "")
         if name in ("convert", "cvt") and len(words) > 1:
             between = len(words) > 3 and str(words[1]).strip() in ("-", "–", "to", "and", "x", "by")
             return " ".join(self.inside(word) for word in words[: 4 if between else 2])
         if name == "as of" and words:
-            return f"As of {' '.join(self.inside(word) for word in words)}"
+            return f"As of {_date([self.inside(word) for word in words], day_first=True)}"
         if name in ("frac", "sfrac") and words:
             return "/".join(self.inside(word) for word in words[-2:])
         return ""

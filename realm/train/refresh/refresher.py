@@ -126,6 +126,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             shutil.rmtree(self._folder, ignore_errors=True)
         self._requested, self._building, self._newest = step, None, 0
         self._copy_embedder(model)
+        self._announce(step)
         return self._load(distributed.broadcast(self._build_now(model, step)))
 
     def request(self, model: Model, step: int) -> None:
@@ -141,10 +142,9 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             self._built = True
             return
         saved = whole_model(model)
+        saved.step = step
         if distributed.is_main_process():
-            saved.step = step
-            save_model(saved, self._builder.snapshot)
-            self._builder.begin(step, self._newest, str(self._device))
+            self._begin(saved)
 
     def poll(self, step: int) -> IndexVersion | None:
         """The new version to use after `step` steps, or None. Waits only for a build whose index must be used now (`lag`).
@@ -180,6 +180,7 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         self._builder.stop()
         self._requested, self._building = step, None
         self._copy_embedder(model)
+        self._announce(step)
         return self._load(distributed.broadcast(self._build_now(model, step)))
 
     @torch.no_grad()
@@ -187,8 +188,8 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         """Publishes the index of the finished model in the knowledge base, as `realm index` would for the model at `out`.
 
         The vectors of `version` are reused if they were computed with the weights of the finished model. Otherwise (the
-        embedder was set back or trained after the build of `version`) the passages are embedded now. If the knowledge base
-        cannot be written, a line with the reason is printed, and no error is raised.
+        embedder was set back or trained after the build of `version`) this process embeds the passages now. If the knowledge
+        base cannot be written, a line with the reason is printed, and no error is raised.
         """
         model = whole_model(model)
         model.step = step
@@ -201,9 +202,10 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
                 return  # an interrupted run published the index, or the passage tower did not change
             folder.mkdir(parents=True, exist_ok=True)
             made = vectors.read(self._folder, self._kb.keys_N, version.number)
-            if made is None or made.info.model != model.compute_passage_fingerprint():
-                made = vectors.read(self._folder, self._kb.keys_N, self._build(model))
-            publish(self._kb, model, str(out), folder, made.array if made else None)
+            if made is not None and made.info.model == model.compute_passage_fingerprint():
+                publish(self._kb, model, str(out), folder, made.array)
+                return
+            self._embed(model, str(out), folder)
         except (RealmError, OSError) as error:
             self._report(
                 f"the index of the model could not be written to the knowledge base: {reason(error)}; run "
@@ -259,29 +261,42 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
 
     @torch.no_grad()
     def _build(self, model: Model) -> int:
-        """Embeds every passage with a whole model -> the number of the new version."""
+        """Builds an index with a whole model -> the number of the new version."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        if self._states is None and self._config.apart:
-            return self._build_apart(model)
+        if self._waits_for_child:
+            self._begin(model)
+            while self._builder.poll() == "running":
+                time.sleep(0.02)
+            number = vectors.newest(self._folder)
+            assert number is not None  # the build was done
+            return number
         started = time.monotonic()
-        with autocast(model.device, self._precision):
-            array_ND = self._states.index(model.embedder.passage) if self._states else None
-            number = publish(self._kb, model, str(self._builder.snapshot), self._folder, array_ND)
+        number = self._embed(model, str(self._builder.snapshot), self._folder)
         self._builder.seconds = time.monotonic() - started
         return number
 
-    def _build_apart(self, model: Model) -> int:
-        """Waits for a build on the devices or the cluster of the settings -> the number of the new version."""
+    @property
+    def _waits_for_child(self) -> bool:
+        """Whether the builds for which training waits run in another process, on the devices or the cluster of the settings."""
+        return self._states is None and self._config.apart
+
+    def _announce(self, step: int) -> None:
+        """Says that training waits for a build that shows no progress here."""
+        if self._waits_for_child and distributed.is_main_process():
+            self._report(
+                f"training waits for the index of step {step}; the log of its build is {self._builder.log}"
+            )
+
+    def _begin(self, model: Model) -> None:
+        """Starts a build in another process from a snapshot of a whole model."""
         save_model(model, self._builder.snapshot)
-        self._report(
-            f"training waits for the index of step {model.step}; the log of its build is {self._builder.log}"
-        )
-        self._builder.begin(model.step, vectors.newest(self._folder) or 0, str(model.device))
-        while self._builder.poll() == "running":
-            time.sleep(0.02)
-        number = vectors.newest(self._folder)
-        assert number is not None  # the build was done
-        return number
+        self._builder.begin(model.step, vectors.newest(self._folder) or 0, str(self._device))
+
+    def _embed(self, model: Model, name: str, folder: Path) -> int:
+        """Embeds every passage in this process, and publishes the vectors in `folder` -> the number of the new version."""
+        with autocast(model.device, self._precision):
+            array_ND = self._states.index(model.embedder.passage) if self._states else None
+            return publish(self._kb, model, name, folder, array_ND)
 
     def _copy_embedder(self, model: Model) -> None:
         """Keeps a copy of the current embedder if `search` is "snapshot"."""

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from realm.errors import RealmError
-from realm.index.versions import index_folder
-from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
+from realm.train.refresh import build_process
 from tests.train.refresh.refreshing import (
     PYTHON,
     build_here,
@@ -50,8 +49,19 @@ def test_the_first_build_runs_on_the_device_of_the_settings(tiny_kb, tiny_model,
     np.testing.assert_allclose(rows(first), expected(tiny_kb, tiny_model), atol=4e-3)
 
 
+def test_a_first_build_that_fails_ends_the_run_with_the_path_of_its_log(
+    tiny_kb, tiny_model, run_folder, fake_build, monkeypatch
+) -> None:
+    monkeypatch.setattr(build_process, "RESTARTS", 0)
+    fake_build("exit 3")
+    with refresher(tiny_kb, run_folder, device="cpu") as builds:
+        with pytest.raises(RealmError, match=r"step 0 failed with exit code 3.*index\.log"):
+            builds.build_initial(tiny_model, 0)
+        assert not builds._builder.running
+
+
 @pytest.mark.slow
-def test_training_waits_for_builds_on_several_devices(tiny_kb, tiny_model, run_folder, tmp_path) -> None:
+def test_training_waits_for_builds_on_several_devices(tiny_kb, tiny_model, run_folder) -> None:
     with refresher(tiny_kb, run_folder, device="cpu,cpu", in_background=False) as builds:
         versions = [builds.build_initial(tiny_model, 0)]
         move(tiny_model)
@@ -62,11 +72,6 @@ def test_training_waits_for_builds_on_several_devices(tiny_kb, tiny_model, run_f
         versions.append(builds.build_final(tiny_model, 15))
         assert [version.step for version in versions] == [0, 10, 15]
         np.testing.assert_allclose(rows(versions[-1]), expected(tiny_kb, tiny_model), atol=4e-3)
-        move(tiny_model)  # as if better weights of an earlier step were saved
-        builds.publish_final(tiny_model, 12, versions[-1], tmp_path / "model")
-    published = vectors.read(index_folder(tiny_kb, tiny_model), tiny_kb.keys_N)
-    assert published is not None and published.info.step == 12
-    np.testing.assert_allclose(published.array, expected(tiny_kb, tiny_model), atol=4e-3)
 
 
 def test_refresh_never_comes_with_every_0(tiny_kb, tiny_model, run_folder) -> None:
