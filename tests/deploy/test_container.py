@@ -44,7 +44,7 @@ def test_every_file_that_is_copied_is_there_and_in_the_context() -> None:
 def test_every_extra_of_the_image_exists() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (extras,) = (one.partition("=")[2] for one in arguments("ARG") if one.startswith("EXTRAS="))
-    assert {*extras.split(","), "ray"} <= project["optional-dependencies"].keys()
+    assert {*extras.split(","), "ray-cluster"} <= project["optional-dependencies"].keys()
 
 
 def test_every_module_that_is_compiled_exists() -> None:
