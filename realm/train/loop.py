@@ -131,6 +131,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if self.sharded:
             assert isinstance(model, Model)  # all stages that divide their batch train such a model
             shard_weights(model, self.device)
+        self._bar: Any = None  # before the first step
         self.optimizer = Optimizer(rates, config)
         self._parts = list(rates)
         # The backward pass of sharded weights averages their gradients too.
@@ -221,10 +222,14 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         return self._stop_signal is not None
 
     def report(self, text: str) -> None:
-        """Prints one line on standard error, above the progress bar."""
+        """Prints one line on standard error, above the progress bar if there is one."""
         if not distributed.is_main_process():
             return
-        self._bar.write(f"{self.stage}, step {self.step}: {text}", file=sys.stderr)
+        line = f"{self.stage}, step {self.step}: {text}"
+        if self._bar is None:
+            print(line, file=sys.stderr)
+        else:
+            self._bar.write(line, file=sys.stderr)
 
     def seconds(self) -> float:
         """Training time so far, including time before interruptions."""

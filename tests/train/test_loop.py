@@ -16,6 +16,13 @@ from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator
 from tests.train.toy import DATA, at, config, lines, stop, train
 
+
+def test_a_line_can_be_reported_before_the_first_step(tiny_model, tmp_path, capsys) -> None:
+    with TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1}) as run:
+        run.report("training waits for the index")
+    assert capsys.readouterr().err == "toy, step 0: training waits for the index\n"
+
+
 # -- what a run refuses
 
 
