@@ -275,7 +275,8 @@ def test_pairs_are_compared_query_by_query_and_seed_by_seed() -> None:
     found = paired_difference(realm, other)
     assert found["points"] == pytest.approx(100 * (5 - 2) / 8)
     assert (found["only_a"], found["only_b"]) == (3, 0)
-    assert found["p"] == paired_bootstrap([100, 100, 50, 0], [50, 50, 0, 0]).p
+    hits, others = [[100, 100, 0, 0], [100, 100, 100, 0]], [[0, 100, 0, 0], [100, 0, 0, 0]]
+    assert found["p"] == paired_bootstrap(hits, others).p
     assert paired_difference(realm, realm)["p"] == 1
     assert paired_difference(realm[:1], other[:1])["p"] == mcnemar([1, 1, 0, 0], [0, 1, 0, 0]).p == 1.0
     one_for_all_seeds = paired_difference(realm, other[:1])
