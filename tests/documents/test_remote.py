@@ -28,6 +28,7 @@ from realm.documents.formats.records import Limits, Record
 from realm.documents.parallel_reading import REMOTE, Block, prepare_reading
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.sources import RemoteFile, remote_files_of
+from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
 from realm.refusals import Refused
 from realm.store.knowledge_base import KnowledgeBase
@@ -376,3 +377,10 @@ def test_a_data_set_of_the_hub_gives_its_files_and_its_code_is_not_run(files: Pa
             assert [(one["document"], one["text"]) for one in found] == [
                 (row["id"], row["text"]) for row in expected
             ]
+
+
+def test_parts_of_a_dump_are_read_and_its_index_is_not() -> None:
+    (part,) = remote_files_of("https://host/enwiki-pages-articles1.xml-p1p41242.bz2")
+    assert isinstance(part, RemoteFile) and part.reader is dump
+    with pytest.raises(InputError, match="lists the places of pages in a dump"):
+        remote_files_of("https://host/enwiki-pages-articles-multistream-index.txt.bz2")
