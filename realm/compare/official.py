@@ -13,6 +13,8 @@ PUBLISHED = {
     "74b8d1a4ddb2bfdd": "WebQuestions train",
     "e0273bd39867bdb8": "CuratedTREC train",
     "d9707b3d59827d77": "NQ dev of DPR and of ORQA's resplit",
+    "cf5e38a88ee21627": "WebQuestions dev of ORQA's resplit",
+    "36489c87121081ce": "CuratedTREC dev of ORQA's resplit",
 }
 """Digest of a set -> name of the set."""
 

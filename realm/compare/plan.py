@@ -5,6 +5,7 @@ DIR/kb, DIR/text-kb                   the corpora Z and X
 DIR/documents/{kb,text-kb}.jsonl      the first documents of each corpus, if only these are used
 DIR/published-kb                      Z in the wordpieces of a published model
 DIR/questions/{train,dev}.jsonl       questions for training and for choosing the best weights
+DIR/questions/TEST.jsonl              the questions of a test of `data.held_out`, or made questions (TEST is then `test`)
 DIR/models/START[-SEED]               the starts, which are not trained on questions
 DIR/reading-kb                        documents that answer the questions of `data.reading`
 DIR/questions/reading-{train,dev}.jsonl  the questions of `data.reading`
@@ -48,6 +49,8 @@ from realm.train.finetune import FinetuneConfig
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig
 
+MADE = "made"
+"""Name of the test whose questions are made from the corpus."""
 READING = "reading"
 """Name of the questions of `data.reading` in reports, and the beginning of the names of their files."""
 
@@ -130,9 +133,10 @@ class Plan:
 
     def tests(self) -> dict[str, Path]:
         """Name of a test -> question file."""
-        if not self.data.tests:
-            return {"made": self.folder / "questions" / "test.jsonl"}
-        return {name: Path(file) for name, file in self.data.tests.items()}
+        if not self.data.has_tests:
+            return {MADE: self.questions("test")}
+        given = {name: Path(file) for name, file in self.data.tests.items()}
+        return given | {name: self.questions(name) for name in self.data.held_out}
 
     def check(self) -> None:
         """Checks rows, corpora and question files before the first stage, because a later stage would fail only after hours.
@@ -223,8 +227,8 @@ class Plan:
         return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
-        """File with the questions for training ("train"), or for choosing the best weights ("dev"). The questions of
-        `data.reading` are in the files "reading-train" and "reading-dev"."""
+        """File with the questions for training ("train"), for choosing the best weights ("dev"), or of a test without a given file.
+        The questions of `data.reading` are in the files "reading-train" and "reading-dev"."""
         return self.folder / "questions" / f"{part}.jsonl"
 
     @property

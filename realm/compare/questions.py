@@ -49,6 +49,11 @@ def is_dev(question: str) -> bool:
     return bool(fingerprint64(question) % 100_000 % 10 == 0)
 
 
+def held_out_questions(files: Sequence[str]) -> list[Question]:
+    """The questions with `is_dev` of several files. The name of the file is added before the id of each question."""
+    return [one._replace(id=f"{name}:{one.id}") for name, one in read_all(files) if is_dev(one.question)]
+
+
 def read_all(files: Sequence[str]) -> list[tuple[str, Question]]:
     """Pairs of the name of a file and a question, for all questions of several files."""
     return [(Path(file).stem, question) for file in files for question in read_questions(file)]

@@ -60,8 +60,11 @@ class DataConfig:
     dev: tuple[str, ...] = ()
     """Question files by which the best weights are chosen; empty: a tenth of the training questions, by the rule of ORQA."""
     tests: Mapping[str, str] = field(default_factory=dict)
-    """Name of a test -> question file of the test; empty: questions made from documents that have no training questions."""
-
+    """Name of a test -> question file of the test; without tests, questions made from documents that have no training
+    questions."""
+    held_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Name of a test -> files of `train`. The questions of these files that the rule of ORQA makes dev questions become a test:
+    no row is trained on them, and no weights are chosen by them."""
     reading: ReadingConfig = field(default_factory=ReadingConfig)
     """Questions with passages, from which readers learn to read."""
     published: PublishedConfig = field(default_factory=PublishedConfig)
@@ -72,15 +75,25 @@ class DataConfig:
             raise ValueError("corpus is empty: give at least one source of documents")
         if self.documents < 0:
             raise ValueError(f"documents is {self.documents}: it must be 0 or more")
-        if self.train and not self.tests:
+        if self.train and not self.has_tests:
             raise ValueError("train needs tests: give test files, or leave train empty")
-        for name in self.tests:
+        for name in (*self.tests, *self.held_out):
             if name in ("train", "dev", "reading"):
                 raise ValueError(f"tests: {name!r} is the name of other questions: use another name")
             if not re.fullmatch(r"[A-Za-z0-9-]+", name):
                 raise ValueError(
                     f"tests: {name!r} is not a valid name of a test: use only letters, digits and hyphens"
                 )
+        for name, files in self.held_out.items():
+            if name in self.tests:
+                raise ValueError(f"held_out: {name!r} is also in tests: use another name")
+            if not files or not set(files) <= set(self.train):
+                raise ValueError(f"held_out: {name!r} needs files that are also in train")
+
+    @property
+    def has_tests(self) -> bool:
+        """Whether the tests have questions of the user. If not, questions are made from the corpus."""
+        return bool(self.tests or self.held_out)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import TypedDict, cast
 from realm import __version__
 from realm.compare import layout, plots, results
 from realm.compare.official import digest_of, recognised
-from realm.compare.plan import READING, Plan
-from realm.compare.questions import Split, read_all, split_questions
+from realm.compare.plan import MADE, READING, Plan
+from realm.compare.questions import Split, held_out_questions, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
@@ -116,7 +116,8 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         InputError: the folder was made with other data, whose results would be reported as results of these data.
     """
     data, file = plan.data, plan.folder / "data.json"
-    asked = {name: read_questions(test) for name, test in plan.tests().items()} if data.tests else {}
+    tests = _tests(plan) if data.has_tests else {}
+    asked = dict(tests)
     if split is not None:
         asked |= {"train": split.train, "dev": split.dev}
     if plan.trains_readers:
@@ -143,7 +144,7 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         # A test may be added later, but questions that were made from the corpus are not replaced by those of a file.
         parts += [key for key in ("train", "dev") if asked_before.get(key) != now["questions"].get(key)]
         parts += [
-            key for key in data.tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
+            key for key in tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
         if READING not in asked_before and _has_readers(plan):  # a folder of an earlier version
             asked_before = {**asked_before, READING: digest_of([])}
@@ -173,30 +174,37 @@ def _write_documents(plan: Plan) -> None:
 
 
 def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:
-    """Writes the training and dev questions of the table and of `data.reading`, and test questions if no test files are given.
+    """Writes the training and dev questions of the table and of `data.reading`, and the questions of tests that are not files.
 
     If all files exist, they are kept.
     """
-    files = {"train": split.train, "dev": split.dev}
+    files = {plan.questions("train"): split.train, plan.questions("dev"): split.dev}
     if reading is not None:
-        files |= {f"{READING}-train": reading.train, f"{READING}-dev": reading.dev}
-    if not plan.data.tests:
-        files["test"] = _test_questions(plan)
-    if all(plan.questions(name).exists() for name in files):
+        files[plan.questions(f"{READING}-train")] = reading.train
+        files[plan.questions(f"{READING}-dev")] = reading.dev
+    files |= {
+        plan.tests()[name]: asked for name, asked in _tests(plan).items() if name not in plan.data.tests
+    }
+    if all(file.exists() for file in files):
         return
     plan.questions("train").parent.mkdir(exist_ok=True)
-    for name, questions in files.items():
-        write_json_lines(plan.questions(name), (question.to_json() for question in questions))
+    for file, questions in files.items():
+        write_json_lines(file, (question.to_json() for question in questions))
 
 
 def _split(plan: Plan) -> Split | None:
     """The questions of the given files; None if questions are made from the corpus.
 
     Raises:
-        InputError: no training question or no dev question is left.
+        InputError: no training question or no dev question is left, or a test of `data.held_out` has no question.
     """
     if not plan.data.train:
         return None
+    for name, asked in _tests(plan).items():
+        if not asked:
+            raise InputError(
+                f"the test {name} has no question: give files with more questions in data.held_out.{name}"
+            )
     split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), _test_questions(plan))
     for name, kept in (("train", split.train), ("dev", split.dev)):
         if not kept:
@@ -248,14 +256,21 @@ def _split_made(plan: Plan) -> Split:
     """The questions that were made from the corpus, without those that are also in a test file."""
     train, dev = (read_all([str(plan.made / f"{part}.jsonl")]) for part in ("train", "dev"))
     # The dev and test questions are about other documents than the training questions.
-    return split_questions(train, dev[1::2], _test_questions(plan) if plan.data.tests else [])
+    return split_questions(train, dev[1::2], _test_questions(plan) if plan.data.has_tests else [])
+
+
+def _tests(plan: Plan) -> dict[str, list[Question]]:
+    """Name of a test -> its questions. Made questions are a test if no other test is given: half of those whose documents have
+    no training questions."""
+    if not plan.data.has_tests:
+        return {MADE: read_questions(plan.made / "dev.jsonl")[::2]}
+    given = {name: read_questions(file) for name, file in plan.data.tests.items()}
+    return given | {name: held_out_questions(files) for name, files in plan.data.held_out.items()}
 
 
 def _test_questions(plan: Plan) -> list[Question]:
-    """The questions of all tests. If no test files are given, they are half of the made questions with other documents."""
-    if not plan.data.tests:
-        return read_questions(plan.made / "dev.jsonl")[::2]
-    return [question for file in plan.data.tests.values() for question in read_questions(file)]
+    """The questions of all tests."""
+    return [question for questions in _tests(plan).values() for question in questions]
 
 
 def _made_by(plan: Plan, split: Split, reading: Split | None, jobs: int) -> results.MadeBy:

@@ -222,6 +222,14 @@ def test_rows_that_read_can_be_added_to_a_folder_without_such_rows(home, table, 
         ([CORPUS, 'data.reading.questions=["{asked}"]', 'data.reading.settings=["batch=3"]'], "batch"),
         (["data.tests={{}}"], "train needs tests"),
         (["data.tests.dev={train}"], "'dev' is the name of other questions"),
+        (['data.held_out.train=["{train}"]'], "'train' is the name of other questions"),
+        (['data.held_out.spans=["{train}"]'], "'spans' is also in tests"),
+        (['data.held_out.A=["{towns}"]'], "'A' needs files that are also in train"),
+        (["data.held_out.A=[]"], "'A' needs files that are also in train"),
+        (
+            ['data.train=["{train}","{asked}"]', 'data.held_out.A=["{asked}"]'],
+            "the test A has no question",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_first_stage(

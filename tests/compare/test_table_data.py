@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from farmhash import fingerprint64
 
 from realm import cli
 from realm.compare import results
@@ -40,6 +41,27 @@ def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tm
     assert [line["question"] for line in kept] == [line["question"] for line in made[3:]]
     report = json.loads((tmp_path / "named" / "table1.json").read_text())
     assert report["made_by"]["dropped"] == 3
+
+
+def test_held_out_training_questions_become_a_test_and_are_in_no_other_part(home, tmp_path) -> None:
+    asked = read_lines(home.folder / "train.jsonl")
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for file, lines in zip(files, (asked[::2], asked[1::2]), strict=True):
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = home.words("compare", tmp_path / "t", "--rows", "t5", "--set", f'data.held_out.b=["{files[1]}"]')
+    printed(*words, "--set", f'data.train=["{files[0]}", "{files[1]}"]')
+    parts = {
+        name: [line["question"] for line in read_lines(tmp_path / "t" / "questions" / f"{name}.jsonl")]
+        for name in ("train", "dev", "b")
+    }
+    second = [line["question"] for line in asked[1::2]]
+    assert parts["b"] == [one for one in second if fingerprint64(one) % 100_000 % 10 == 0]
+    elsewhere = {*parts["b"], *(line["question"] for line in read_lines(home.folder / "spans.jsonl"))}
+    kept = [line["question"] for line in asked if line["question"] not in elsewhere]
+    assert sorted(parts["train"] + parts["dev"]) == sorted(kept)
+    tests = json.loads((tmp_path / "t" / "table1.json").read_text())["rows"]["t5"]["tests"]
+    assert list(tests) == ["spans", "patterns", "b"]
+    assert tests["b"]["all"]["n"] == len(parts["b"]) > 0
 
 
 def test_an_encoder_that_can_retrieve_is_trained_by_realm_without_the_inverse_cloze_task(
