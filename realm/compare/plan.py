@@ -227,8 +227,8 @@ class Plan:
         return self.data.text if kb == self.text_kb else self.data.corpus
 
     def questions(self, part: str) -> Path:
-        """File with the questions for training ("train"), for choosing the best weights ("dev"), or of a test without a given file.
-        The questions of `data.reading` are in the files "reading-train" and "reading-dev"."""
+        """File with questions: for training ("train"), for choosing the best weights ("dev"), or of a test that is not given as
+        a file. The questions of `data.reading` are in the files "reading-train" and "reading-dev"."""
         return self.folder / "questions" / f"{part}.jsonl"
 
     @property
