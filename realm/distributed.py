@@ -28,9 +28,9 @@ from realm.errors import InputError, RealmError
 T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 
-TIMEOUT = timedelta(hours=12)
-"""Longest time that a rank waits for another rank, for example while rank 0 builds an index. If a rank dies, waiting ends at
-once."""
+TIMEOUT = timedelta(hours=25)
+"""Longest time that a rank waits for another rank, for example while rank 0 builds an index, which may take a day. If a rank
+dies, waiting ends at once."""
 JOIN_TIMEOUT = timedelta(minutes=10)
 """Longest time that a rank waits at its start until all other ranks have started; on a slow disk, imports take minutes."""
 
