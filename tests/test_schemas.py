@@ -89,8 +89,8 @@ WRITERS = {
     "interop/export.py write_checkpoint": ["transformers' config.json: tests/interop loads it there"],
     "interop/export.py write_safetensors": ["its header: tests/interop loads it there"],
     "interop/export.py write_tokenizer": ["transformers' files: tests/interop loads them there"] * 2,
-    "interop/object_storage.py _publish": ["copy.json: tests/interop/test_object_storage.py"],
-    "interop/object_storage.py pull": ["pulled.json: tests/interop/test_object_storage.py"],
+    "interop/object_storage/copying.py _publish": ["copy.json: tests/interop/test_object_storage.py"],
+    "interop/object_storage/copying.py pull": ["pulled.json: tests/interop/test_object_storage.py"],
     "interop/sharing.py card": ["numbers in the text of a model card"],
     "interop/sharing.py write_hub": ["transformers' config.json: tests/interop/test_sharing.py"],
     "interop/sharing.py write_sentence_transformers": [

@@ -71,12 +71,12 @@ def _share(args: argparse.Namespace) -> None:
 
 
 def _push(args: argparse.Namespace) -> None:
-    from realm.interop.object_storage import push
+    from realm.interop.object_storage.copying import push
 
     report(args, push(Path(args.folder), args.address))
 
 
 def _pull(args: argparse.Namespace) -> None:
-    from realm.interop.object_storage import pull
+    from realm.interop.object_storage.copying import pull
 
     report(args, pull(args.address, args.folder))

@@ -15,8 +15,10 @@ from realm.cli import main
 from realm.documents import remote
 from realm.errors import ConflictError, DamagedError, InputError
 from realm.index.versions import complete_index
-from realm.interop import object_storage
-from realm.interop.object_storage import pull, push
+from realm.interop.object_storage import copying
+from realm.interop.object_storage.copying import pull, push
+from realm.interop.object_storage.folder import local_files
+from realm.interop.object_storage.listing import ListingJson
 from realm.model.folder import load_model
 from realm.qa.pipeline import AnswerConfig
 from realm.store.knowledge_base import KnowledgeBase
@@ -79,8 +81,8 @@ def test_a_pulled_knowledge_base_has_the_passages_and_vectors_of_the_pushed_one(
 
 
 def test_the_lists_of_files_have_their_types(copy: Path, store: Any) -> None:
-    assert_holds(object_storage.ListingJson, json.loads(store.cat("/bucket/kb/copy.json")))
-    assert_holds(object_storage.ListingJson, json.loads((copy / "pulled.json").read_text()))
+    assert_holds(ListingJson, json.loads(store.cat("/bucket/kb/copy.json")))
+    assert_holds(ListingJson, json.loads((copy / "pulled.json").read_text()))
 
 
 def test_a_workspace_and_a_model_can_be_copied(towns: Path, tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_an_interrupted_push_and_pull_are_continued(
 
         return stopping
 
-    files = len(object_storage._local_files(rules_kb, "knowledge base"))
+    files = len(local_files(rules_kb, "knowledge base"))
     with monkeypatch.context() as patch:
         patch.setattr(remote.RemoteFolder, "put", stops_after(3, put))
         with pytest.raises(KeyboardInterrupt):
@@ -442,7 +444,7 @@ def test_a_link_to_the_folder_and_the_current_folder_are_followed(
     monkeypatch.chdir(tmp_path / "here")
     pull(AT, Path("."))
     assert list(KnowledgeBase.open(tmp_path / "here")) == list(KnowledgeBase.open(rules_kb))
-    monkeypatch.setattr(object_storage.os.path, "ismount", lambda _: True)
+    monkeypatch.setattr(copying.os.path, "ismount", lambda _: True)
     with pytest.raises(InputError, match=r"is a mount point, which cannot be replaced: give a folder in it"):
         pull(AT, tmp_path / "mounted")
 

@@ -1,4 +1,4 @@
-"""Copies of knowledge bases, models and workspaces on object storage: `realm push` and `realm pull`.
+"""Copies a folder to an object store, and from there to other machines: `realm push` and `realm pull`.
 
     ADDRESS/copy.json        the files of the newest version: path, size and SHA-256 of each
     ADDRESS/files/<SHA-256>  the content of a file
@@ -19,54 +19,33 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, TypedDict
+from pathlib import Path
+from typing import TypedDict
 
 from realm.documents.remote import RemoteFolder, is_remote
-from realm.errors import ConflictError, DamagedError, InputError, RealmError, writing
-from realm.files import read_json, sync_folder, write_json
-from realm.folders import one_writer, only_holder, remove, replace_folder, restore
+from realm.errors import ConflictError, DamagedError, InputError, writing
+from realm.files import sync_folder, write_json
+from realm.folders import only_holder, remove, replace_folder, restore
 from realm.hub import WORKSPACE_PARTS
-from realm.interop.uploading import is_made_again
-from realm.model.manifest import MANIFEST, read_manifest
+from realm.interop.object_storage.folder import ROWS, kind_of, local_files, one_version, pulled_version
+from realm.interop.object_storage.listing import (
+    CONTENTS,
+    FORMAT,
+    LISTING,
+    PULLED,
+    CopiedFile,
+    ListingJson,
+    files_of,
+    is_content,
+    listing_of,
+)
 from realm.progress import progress
-from realm.store.knowledge_base import KnowledgeBase
-from realm.store.tables.digests import recorded_digests
-from realm.store.tables.table import PASSAGES, was_committed
+from realm.store.tables.table import PASSAGES
 
-LISTING = "copy.json"
-CONTENTS = "files"
-PULLED = "pulled.json"
-"""File in a pulled folder that describes the version that was pulled."""
-KINDS = ("knowledge base", "model", "workspace")
-_FORMAT = 1
 _MOST_BYTES = 64 << 20
 """Largest `copy.json` that is read."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_ROWS = re.compile(r"(?P<table>(?:.+/)?[^/]+\.lance)/(?:data|_deletions)/[^/]+")
-"""Data files and deletion files of Lance tables, which are never changed after they were written."""
 _TEXTS = re.compile(rf"(?:{WORKSPACE_PARTS[0]}/)?{re.escape(PASSAGES)}/(?:data|_deletions)/[^/]+")
 _log = logging.getLogger(__name__)
-
-
-class FileJson(TypedDict):
-    """A file of a copy."""
-
-    path: str
-    """Path in the folder, with slashes."""
-    bytes: int
-    sha256: str
-
-
-class ListingJson(TypedDict):
-    """Content of `copy.json` and `pulled.json`."""
-
-    format: int
-    kind: str
-    """One of `KINDS`."""
-    files: list[FileJson]
-    replaced: list[str]
-    """What stays of the version before: in `copy.json` the SHA-256 of contents, in `pulled.json` paths of files."""
 
 
 class CopiedJson(TypedDict):
@@ -78,11 +57,6 @@ class CopiedJson(TypedDict):
     copied_files: int
     """Number of contents that were uploaded or downloaded; the others were already there."""
     copied_bytes: int
-
-
-class _File(NamedTuple):
-    size: int
-    sha256: str
 
 
 def push(folder: Path, address: str) -> CopiedJson:
@@ -98,10 +72,10 @@ def push(folder: Path, address: str) -> CopiedJson:
     remote = RemoteFolder(address)
     folder = folder.resolve()
     restore(folder)
-    kind = _kind_of(folder)
-    with _one_version(folder, kind):
+    kind = kind_of(folder)
+    with one_version(folder, kind):
         stored = remote.sizes()
-        if others := [name for name in stored if name != LISTING and not _is_content(name)]:
+        if others := [name for name in stored if name != LISTING and not is_content(name)]:
             raise InputError(
                 f"{remote.address} has files that `realm push` did not write, such as {min(others)}: give an address that "
                 "only this copy uses"
@@ -136,11 +110,11 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
     content = remote.read(LISTING, _MOST_BYTES)
     if content is None:
         raise InputError(f"{remote.address} has no copy: make it with `realm push FOLDER {remote.address}`")
-    listing = _listing(content, remote)
-    wanted = _files_of(listing["files"])
+    listing = listing_of(content, remote)
+    wanted = files_of(listing["files"])
     restore(folder)
-    before = _pulled(folder, listing["kind"])
-    if before is not None and _files_of(before["files"]) == wanted:
+    before = pulled_version(folder, listing["kind"])
+    if before is not None and files_of(before["files"]) == wanted:
         return _report(listing["kind"], wanted, [])
     work = folder.parent / f".{folder.name}.pull"
     if work.is_symlink():
@@ -159,8 +133,10 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
             raise
         with ExitStack() as stack:
             if before is not None:
-                stack.enter_context(_one_version(folder, listing["kind"]))
-            before = _pulled(folder, listing["kind"])  # the folder can have been changed during the download
+                stack.enter_context(one_version(folder, listing["kind"]))
+            before = pulled_version(
+                folder, listing["kind"]
+            )  # the folder can have been changed during the download
             replaced = [] if before is None else _keep_texts(folder, aside, before, wanted)
             with writing(aside):
                 write_json(aside / PULLED, listing | {"replaced": replaced})
@@ -174,7 +150,7 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
 def _replaceable(content: bytes, remote: RemoteFolder, folder: Path, kind: str) -> ListingJson | None:
     """The list of files that a push replaces; None if the list is damaged."""
     try:
-        listing = _listing(content, remote)
+        listing = listing_of(content, remote)
     except DamagedError:
         return None
     if listing["kind"] != kind:
@@ -187,7 +163,7 @@ def _replaceable(content: bytes, remote: RemoteFolder, folder: Path, kind: str) 
 def _publish(
     remote: RemoteFolder,
     kind: str,
-    found: Mapping[str, _File],
+    found: Mapping[str, CopiedFile],
     content: bytes | None,
     before: ListingJson | None,
 ) -> None:
@@ -197,10 +173,10 @@ def _publish(
     """
     now, replaced = {file.sha256 for file in found.values()}, set[str]()
     if before is not None:
-        old = _files_of(before["files"])
+        old = files_of(before["files"])
         replaced = set(before["replaced"]) if old == found else {file.sha256 for file in old.values()} - now
     listing: ListingJson = {
-        "format": _FORMAT,
+        "format": FORMAT,
         "kind": kind,
         "files": [
             {"path": path, "bytes": file.size, "sha256": file.sha256} for path, file in sorted(found.items())
@@ -215,108 +191,9 @@ def _publish(
         return  # which contents the replaced version has is unknown
     used = {f"{CONTENTS}/{sha256}" for sha256 in now | replaced}
     try:
-        remote.remove(sorted(name for name in stored if _is_content(name) and name not in used))
+        remote.remove(sorted(name for name in stored if is_content(name) and name not in used))
     except InputError as error:
         _log.warning("the copy is complete, but contents that it no longer needs stay: %s", error)
-
-
-# -- the folder -------------------------------------------------------------------------------------------------------
-
-
-def _kind_of(folder: Path) -> str:
-    if was_committed(folder / PASSAGES):
-        KnowledgeBase.open(folder)
-        return "knowledge base"
-    if (folder / MANIFEST).is_file():
-        read_manifest(folder)
-        return "model"
-    if all((folder / part).is_dir() for part in WORKSPACE_PARTS):
-        for part in WORKSPACE_PARTS:
-            _kind_of(folder / part)
-        return "workspace"
-    raise InputError(f"{folder} is not a knowledge base, a model or a workspace")
-
-
-def _local_files(folder: Path, kind: str) -> dict[str, Path]:
-    """The files of a folder that are copied: path in the folder -> file.
-
-    Files that commands make again, locks, temporary files, and files of tables that belong to no version are left out.
-
-    Raises:
-        InputError: a folder in the folder is a link, whose files would be left out.
-    """
-    kb = WORKSPACE_PARTS[0] if kind == "workspace" else ""
-    found: dict[str, Path] = {}
-    for file in sorted(folder.rglob("*")):
-        path = file.relative_to(folder)
-        if file.is_dir():
-            if file.is_symlink():
-                raise InputError(
-                    f"{file} is a link to a folder, which is not copied: replace it by the folder"
-                )
-            continue
-        if any(part.startswith(".") for part in path.parts) or path.as_posix() == PULLED:
-            continue
-        if kind != "model" and path.is_relative_to(kb) and is_made_again(path.relative_to(kb)):
-            continue
-        found[path.as_posix()] = file
-    tables = {folder / match["table"] for match in map(_ROWS.fullmatch, found) if match}
-    known = {table.parent / name for table in tables for name in recorded_digests(table)}
-    return {path: file for path, file in found.items() if not _ROWS.fullmatch(path) or file in known}
-
-
-@contextmanager
-def _one_version(folder: Path, kind: str) -> Iterator[None]:
-    """A context in which no command changes the tables in a folder, so that all files belong to one version."""
-    with ExitStack() as stack:
-        if kind == "workspace":
-            stack.enter_context(one_writer(folder))
-            folder /= WORKSPACE_PARTS[0]
-        if kind != "model":  # a model has no tables
-            for one in (folder, *sorted(path for path in (folder / "indexes").glob("*") if path.is_dir())):
-                stack.enter_context(one_writer(one))
-        yield
-
-
-def _pulled(folder: Path, kind: str) -> ListingJson | None:
-    """The content of `pulled.json` in a folder that a pull made and that no command changed; None if the folder is missing or
-    empty.
-
-    Raises:
-        InputError: no pull made the folder, or it has a copy of another kind.
-        ConflictError: the folder was changed.
-        DamagedError: `pulled.json` is damaged.
-    """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return None
-    if not (folder / PULLED).is_file():
-        raise InputError(f"{folder} exists, and was not made by `realm pull`: give another folder")
-    pulled = _checked(read_json(folder / PULLED), folder / PULLED, f"remove {folder}, and pull again")
-    if pulled["kind"] != kind:
-        raise InputError(f"{folder} has a {pulled['kind']}, and the copy is a {kind}: give another folder")
-    expected = {path: file.size for path, file in _files_of(pulled["files"]).items()}
-    there = {
-        path: size
-        for path, size in _sizes(_local_files(folder, kind)).items()
-        if path in expected or path not in pulled["replaced"]
-    }
-    if there != expected:
-        changed = min(
-            path for path in there.keys() | expected.keys() if there.get(path) != expected.get(path)
-        )
-        raise ConflictError(
-            f"{folder} was changed after it was pulled ({changed}), and a pull would undo the change: give another folder, or "
-            f"remove {folder}"
-        )
-    return pulled
-
-
-def _sizes(files: Mapping[str, Path]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for path, file in files.items():
-        with suppress(FileNotFoundError):  # removed meanwhile
-            sizes[path] = file.stat().st_size
-    return sizes
 
 
 # -- copying ----------------------------------------------------------------------------------------------------------
@@ -324,7 +201,7 @@ def _sizes(files: Mapping[str, Path]) -> dict[str, int]:
 
 def _upload(
     remote: RemoteFolder, folder: Path, kind: str, stored: Mapping[str, int]
-) -> tuple[dict[str, _File], list[_File]]:
+) -> tuple[dict[str, CopiedFile], list[CopiedFile]]:
     """Uploads the contents that are not stored -> all files, and those that were uploaded.
 
     Raises:
@@ -358,10 +235,10 @@ def _unchanged(folder: Path, kind: str) -> Iterator[dict[str, Path]]:
         return {path: (one.st_ino, one.st_size, one.st_mtime_ns) for path, one in found.items()}
 
     try:
-        local = _local_files(folder, kind)
+        local = local_files(folder, kind)
         before = states(local)
         yield local
-        after = states(_local_files(folder, kind))
+        after = states(local_files(folder, kind))
     except FileNotFoundError as error:
         raise ConflictError(f"{error.filename} was removed while it was copied: repeat the command") from None
     if changed := sorted(
@@ -371,8 +248,8 @@ def _unchanged(folder: Path, kind: str) -> Iterator[dict[str, Path]]:
 
 
 def _download(
-    remote: RemoteFolder, wanted: Mapping[str, _File], aside: Path, before: Path | None
-) -> list[_File]:
+    remote: RemoteFolder, wanted: Mapping[str, CopiedFile], aside: Path, before: Path | None
+) -> list[CopiedFile]:
     """Fills the folder `aside` with all files of a copy -> the files that were downloaded.
 
     A file with the right content is taken from `aside`, where an interrupted pull can have left it, or from the folder
@@ -386,7 +263,7 @@ def _download(
             elif there.relative_to(aside).as_posix() not in wanted or there.is_symlink():
                 there.unlink()
         aside.mkdir(exist_ok=True)
-    missing: dict[_File, list[str]] = {}
+    missing: dict[CopiedFile, list[str]] = {}
     for path, file in wanted.items():
         if _has(aside / path, file):
             continue
@@ -404,7 +281,7 @@ def _download(
     return list(missing)
 
 
-def _fetch(remote: RemoteFolder, file: _File, target: Path, report: Callable[[int], None]) -> None:
+def _fetch(remote: RemoteFolder, file: CopiedFile, target: Path, report: Callable[[int], None]) -> None:
     name = f"{CONTENTS}/{file.sha256}"
     part = target.with_name(f".{target.name}.part")
     with writing(target):
@@ -422,11 +299,13 @@ def _fetch(remote: RemoteFolder, file: _File, target: Path, report: Callable[[in
         part.unlink(missing_ok=True)
 
 
-def _keep_texts(folder: Path, aside: Path, before: ListingJson, wanted: Mapping[str, _File]) -> list[str]:
+def _keep_texts(
+    folder: Path, aside: Path, before: ListingJson, wanted: Mapping[str, CopiedFile]
+) -> list[str]:
     """Keeps the passages of the replaced version for processes that read them -> the paths of their files."""
     kept = [
         path
-        for path in _files_of(before["files"])
+        for path in files_of(before["files"])
         if path not in wanted and _TEXTS.fullmatch(path) and (folder / path).is_file()
     ]
     for path in kept:
@@ -443,7 +322,7 @@ def _take(before: Path, aside: Path, path: str) -> None:
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        if _ROWS.fullmatch(path):
+        if ROWS.fullmatch(path):
             with suppress(OSError):  # not every file system has links
                 os.link(file, target)
                 return
@@ -459,8 +338,26 @@ def _sync(file: Path) -> None:
         os.close(descriptor)
 
 
+def _has(file: Path, wanted: CopiedFile) -> bool:
+    """Whether a file exists and has the content."""
+    with suppress(FileNotFoundError):
+        return file.is_file() and file.stat().st_size == wanted.size and _measured(file) == wanted
+    return False
+
+
+def _measured_all(files: Mapping[str, Path]) -> dict[str, CopiedFile]:
+    read = progress(files.items(), total=len(files), description="read files", unit="file", leave=False)
+    return {path: _measured(file) for path, file in read}
+
+
+def _measured(file: Path) -> CopiedFile:
+    with file.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        return CopiedFile(stream.tell(), sha256)
+
+
 @contextmanager
-def _bar(description: str, files: Iterable[_File]) -> Iterator[Callable[[int], None]]:
+def _bar(description: str, files: Iterable[CopiedFile]) -> Iterator[Callable[[int], None]]:
     """A context with a function that is called with the number of bytes that were copied since the last call."""
     total, copied = sum(file.size for file in files), 0
     with progress(total=total // 1000, description=description, unit="kB") as bar:
@@ -473,85 +370,7 @@ def _bar(description: str, files: Iterable[_File]) -> Iterator[Callable[[int], N
         yield report
 
 
-# -- lists of files ---------------------------------------------------------------------------------------------------
-
-
-def _listing(content: bytes, remote: RemoteFolder) -> ListingJson:
-    """The list of files at an address.
-
-    Raises:
-        DamagedError: the list is damaged, or has a path outside the folder.
-        InputError: the list has an unknown format.
-    """
-    name, way_out = f"{remote.address}/{LISTING}", "push the folder again"
-    try:
-        value = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{name} is damaged: {way_out}") from error
-    return _checked(value, name, way_out)
-
-
-def _checked(value: Any, name: object, way_out: str) -> ListingJson:
-    try:
-        if value["format"] != _FORMAT:
-            raise InputError(
-                f"{name} has format {value['format']!r}, which this version of realm cannot read"
-            )
-        listing: ListingJson = {key: value[key] for key in ListingJson.__annotations__}  # type: ignore[assignment]
-        if listing["kind"] not in KINDS or not all(type(one) is str for one in listing["replaced"]):
-            raise ValueError(listing["kind"])
-        for record in listing["files"]:
-            _check(record)
-    except RealmError:
-        raise
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError(f"{name} is damaged: {way_out}") from error
-    return listing
-
-
-def _check(record: FileJson) -> None:
-    """Raises ValueError if a record is not that of a file that a push copies."""
-    path, size, sha256 = record["path"], record["bytes"], record["sha256"]
-    if not (type(path) is type(sha256) is str and type(size) is int and size >= 0):
-        raise ValueError("a value of another type")
-    parts = PurePosixPath(path.encode().decode()).parts
-    hidden = any(part.startswith(".") for part in parts)  # also "." and ".."
-    if not parts or path != "/".join(parts) or hidden or "\\" in path or path.lower() == PULLED:
-        raise ValueError(f"the path {path!r}")
-    if any(ord(character) < 32 for character in path):
-        raise ValueError(f"the path {path!r}")
-    if not _SHA256.fullmatch(sha256):
-        raise ValueError(f"the SHA-256 {sha256!r}")
-
-
-def _is_content(name: str) -> bool:
-    folder, _, sha256 = name.partition("/")
-    return folder == CONTENTS and _SHA256.fullmatch(sha256) is not None
-
-
-def _has(file: Path, wanted: _File) -> bool:
-    """Whether a file exists and has the content."""
-    with suppress(FileNotFoundError):
-        return file.is_file() and file.stat().st_size == wanted.size and _measured(file) == wanted
-    return False
-
-
-def _measured_all(files: Mapping[str, Path]) -> dict[str, _File]:
-    read = progress(files.items(), total=len(files), description="read files", unit="file", leave=False)
-    return {path: _measured(file) for path, file in read}
-
-
-def _measured(file: Path) -> _File:
-    with file.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-        return _File(stream.tell(), sha256)
-
-
-def _files_of(records: Iterable[FileJson]) -> dict[str, _File]:
-    return {record["path"]: _File(record["bytes"], record["sha256"]) for record in records}
-
-
-def _report(kind: str, files: Mapping[str, _File], copied: list[_File]) -> CopiedJson:
+def _report(kind: str, files: Mapping[str, CopiedFile], copied: list[CopiedFile]) -> CopiedJson:
     return {
         "kind": kind,
         "files": len(files),
