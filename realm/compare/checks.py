@@ -97,7 +97,7 @@ def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]
             )
     for test, file in plan.tests().items():
         questions = read_questions(file)
-        outcome = {name: outcomes(plan, name, test, [seed], "correct")[0] for name in (one, other)}
+        outcome = {name: outcomes([plan.report(name, seed, test)], "correct")[0] for name in (one, other)}
         answer = {
             name: {
                 prediction.id: prediction.answer

@@ -1,4 +1,4 @@
-"""The stages of `realm compare` and `realm ablate`: the commands of each row in their order, and the paths of their files.
+"""What a table has: its rows, models, questions and tests, and the paths of their files. `commands` has the stages.
 
 DIR/data.json                         the data that the folder was made with
 DIR/kb, DIR/text-kb                   the corpora Z and X
@@ -13,16 +13,16 @@ DIR/readers/START[-SEED]              the starts, trained on the questions of `d
 DIR/rows/ROW[-SEED]                   the systems trained on questions
 DIR/predictions/ROW[-SEED].TEST.jsonl answers with evidence
 DIR/reports/ROW[-SEED].TEST.json      scores, and the outcome of each question
+DIR/reports/retrieval-START[-SEED].TEST.json  retrieval of a start or of BM25, and the rank of each question
 DIR/reports/probe-START[-SEED].json   retrieval and reading of masked facts, of a start or of BM25
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from realm.compare.rows import (
     BM25,
-    DRQA,
     GIVEN,
     OWN_NETWORK,
     PUBLISHED,
@@ -33,18 +33,13 @@ from realm.compare.rows import (
     Start,
     encoder_of,
 )
-from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, STARTING
 from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
 from realm.errors import InputError
-from realm.model.manifest import MANIFEST, read_manifest
+from realm.model.manifest import read_manifest
 from realm.qa.question_files import read_questions
 from realm.settings import read_config
-from realm.stages.parallel import Chain
-from realm.stages.runner import Section, Stage
 from realm.store.settings import KnowledgeBaseConfig
-from realm.store.vectors import folder_of
-from realm.systems.system import SYSTEM, is_system
 from realm.train.finetune import FinetuneConfig
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig
@@ -57,7 +52,7 @@ READING = "reading"
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages and files of a table in a folder."""
+    """The rows and files of a table in a folder."""
 
     config: TableConfig
     data: DataConfig
@@ -123,9 +118,9 @@ class Plan:
 
     def before_questions(self) -> list[str]:
         """The starts, without a published model that was trained on questions. A published model must already be converted."""
-        return [name for name in self.starts() if not self._is_published_reader(name)]
+        return [name for name in self.starts() if not self.is_published_reader(name)]
 
-    def _is_published_reader(self, start: str) -> bool:
+    def is_published_reader(self, start: str) -> bool:
         """Whether the start is a published model that answers questions without further training."""
         if start != PUBLISHED:
             return False
@@ -164,8 +159,8 @@ class Plan:
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         if self.reads_first:
-            read_config(FinetuneConfig, self.preset, "finetune", self._reading_settings)
-        every, steps = self._pretrain.refresh.every, self._pretrain.steps
+            read_config(FinetuneConfig, self.preset, "finetune", self.reading_settings)
+        every, steps = self.pretrain.refresh.every, self.pretrain.steps
         stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
         if any(not every or factor * every >= steps for factor in stale):
             raise InputError(
@@ -175,7 +170,7 @@ class Plan:
             )
 
     @property
-    def _pretrain(self) -> PretrainConfig:
+    def pretrain(self) -> PretrainConfig:
         return read_config(PretrainConfig, self.preset, "pretrain")
 
     @property
@@ -218,7 +213,7 @@ class Plan:
     def _documents(self, kb: Path) -> Path:
         return self.folder / "documents" / f"{kb.name}.jsonl"
 
-    def _sources(self, kb: Path) -> tuple[str, ...]:
+    def sources(self, kb: Path) -> tuple[str, ...]:
         """Sources from which `realm kb build` makes a knowledge base."""
         if kb == self.reading_kb:
             return self.data.reading.corpus
@@ -247,17 +242,17 @@ class Plan:
 
     def start_model(self, name: str, seed: int) -> Path:
         """Folder of a start."""
-        return self.folder / "models" / self._named_start(name, seed)
+        return self.folder / "models" / self.named_start(name, seed)
 
-    def _named_start(self, name: str, seed: int) -> str:
+    def named_start(self, name: str, seed: int) -> str:
         """The name of a start or of BM25, followed by the seed if there is a file for each seed."""
-        return self.named(name, seed) if self._has_seeds(name) else name
+        return self.named(name, seed) if self.has_seeds(name) else name
 
-    def _seeds_of(self, start: str) -> tuple[int, ...]:
-        return self.config.seeds if self._has_seeds(start) else self.config.seeds[:1]
+    def seeds_of(self, start: str) -> tuple[int, ...]:
+        return self.config.seeds if self.has_seeds(start) else self.config.seeds[:1]
 
     @staticmethod
-    def _has_seeds(start: str) -> bool:
+    def has_seeds(start: str) -> bool:
         """Whether a start depends on the seed. BM25, the encoders and the published model do not depend on the seed."""
         return start != BM25 and STARTS[start].made_by not in ("mlm", "published")
 
@@ -279,230 +274,35 @@ class Plan:
 
     def row_model(self, name: str, seed: int) -> Path:
         """Folder of the trained system of a row."""
-        if self._is_published_reader(self.table[name].start):
+        if self.is_published_reader(self.table[name].start):
             return self.start_model(self.table[name].start, seed)
         return self.folder / "rows" / self.named(self.table[name].of or name, seed)
 
     def report(self, name: str, seed: int, test: str) -> Path:
-        """Report on a row in a test. `name` is the name of a row, `retrieval-START` for a start, or `retrieval-bm25`."""
+        """Report on the answers of a row in a test."""
         return self.folder / "reports" / f"{self.named(name, seed)}.{test}.json"
+
+    def retrieval(self, name: str, seed: int, test: str) -> Path:
+        """Report on the retrieval of a start or of BM25 in a test."""
+        return self.folder / "reports" / f"retrieval-{self.named_start(name, seed)}.{test}.json"
 
     def probe(self, name: str, seed: int) -> Path:
         """Report on a start or BM25 on masked facts."""
-        return self.folder / "reports" / f"probe-{self._named_start(name, seed)}.json"
+        return self.folder / "reports" / f"probe-{self.named_start(name, seed)}.json"
 
     def predictions(self, name: str, seed: int, test: str) -> Path:
         return self.folder / "predictions" / f"{self.named(name, seed)}.{test}.jsonl"
 
-    # -- the commands ---------------------------------------------------------------------------------------------
-
-    def preparing(self) -> Iterator[Chain]:
-        """Stages that convert a published model, make the knowledge bases, and make questions if no files are given."""
-        if PUBLISHED in self.starts():
-            model = self.start_model(PUBLISHED, self.config.seeds[0])
-            given = {flag: word for flag, word in asdict(self.data.published).items() if word}
-            source = given.pop("checkpoint")
-            parts = [word for flag, value in given.items() for word in (f"--{flag}", value)]
-            convert = ("convert", source, str(model), "--model-only", *parts)
-            kb = self.kb_of(PUBLISHED)
-            stages = [
-                Stage(CORPUS, "convert published", convert, model),
-                Stage(CORPUS, "kb build published", self._build(kb, model), kb),
-            ]
-            yield Chain(PUBLISHED, stages)
-        built = {"kb build": self.kb}
-        if self.uses_text:
-            built["kb build text"] = self.text_kb
-        if self.reads_first:
-            built["kb build reading"] = self.reading_kb
-        for name, kb in built.items():
-            yield Chain.of(Stage(CORPUS, name, self._build(kb, self.data.encoder), kb))
-        if not self.data.train:
-            argv = self._command("questions", kb=self.kb, out=self.made)
-            yield Chain.of(Stage(QUESTIONS, "questions", argv, self.made / "dev.jsonl"), after=("kb build",))
-
-    def starting(self) -> Iterator[Chain]:
-        """Stages that make the starts, compute the vectors of passages, and measure each start on masked facts.
-
-        Each start is measured at once, so that a corpus without masked facts is reported before the long training.
-        """
-        for name in self.starts():
-            start = self.start(name)
-            for seed in self._seeds_of(name):
-                before = [self._named_start(one, seed) for one in (start.init, start.encoder_of) if one]
-                yield Chain(self._named_start(name, seed), self._start_stages(name, seed), tuple(before))
-
-    def _start_stages(self, name: str, seed: int) -> Iterator[Stage]:
-        """The stages of one start. The stage of the index needs the finished model."""
-        model = self.start_model(name, seed)
-        if name != PUBLISHED:
-            yield self._make_start(name, seed)
-        if STARTS[name].made_by != "convert":  # "convert" copies the embedder of `init`
-            yield self._index(self.kb_of(name), model, STARTING, f"index {model.name}")
-        if name in self.probed():
-            yield self._probe(model, self.probe(name, seed))
-        if name == "encoder":
-            yield self._probe(model, self.probe(BM25, seed), method=BM25)
-
-    def _make_start(self, name: str, seed: int) -> Stage:
-        start, out = self.start(name), self.start_model(name, seed)
-        init = self.start_model(start.init, seed) if start.init else self.data.encoder
-        settings = (*start.settings, f"seed={seed}") if self._has_seeds(name) else start.settings
-        argv: tuple[str, ...]
-        if start.made_by == "convert":
-            encoder = self.start_model(start.encoder_of, seed)
-            argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
-        elif start.made_by == "pretrain":
-            if start.stale > 1:
-                settings += (f"refresh.every={self._pretrain.refresh.every * start.stale}",)
-            if self._pretrain.passage_encoder == "frozen":
-                settings += (f"states={out.parent / 'states'}",)
-            text = {"text": self.text_kb} if start.other_text else {}
-            argv = self._command("pretrain", *settings, kb=self.kb, model=init, out=out, **text)
-        else:
-            argv = self._command(start.made_by, *settings, kb=self.kb, init=init, out=out)
-        return Stage(STARTING, f"{argv[0]} {out.name}", argv, out)
-
-    def reading(self) -> Iterator[Chain]:
-        """Stages that train the readers of the rows on the questions of `data.reading`."""
-        read: dict[Path, tuple[Path, int]] = {}  # folder of a reader -> its start, and the seed
-        for name, row in self.rows().items():
-            for seed in self.config.seeds[: self.config.answer_seeds]:
-                reader = self.reader(name, seed)
-                if reader is not None:
-                    read.setdefault(reader, (self.start_model(encoder_of(row.start), seed), seed))
-        for out, (start, seed) in read.items():
-            yield Chain(out.name, self._reading_stages(start, out, seed))
-
-    def _reading_stages(self, start: Path, out: Path, seed: int) -> Iterator[Stage]:
-        yield self._index(self.reading_kb, start, READERS, f"index {READING} {out.name}")
-        asked = {part: self.questions(f"{READING}-{part}") for part in ("train", "dev")}
-        settings = (*self._reading_settings, f"seed={seed}")
-        argv = self._command("finetune", *settings, kb=self.reading_kb, model=start, out=out, **asked)
-        yield Stage(READERS, f"read {out.name}", argv, out)
-
     @property
-    def _reading_settings(self) -> tuple[str, ...]:
+    def reading_settings(self) -> tuple[str, ...]:
         return (*READING_SETTINGS, *self.data.reading.settings)
-
-    def training(self) -> Iterator[Chain]:
-        """Stages that train each row on the questions."""
-        asked = {"train": self.questions("train"), "dev": self.questions("dev")}
-        for name, row in self.rows().items():
-            if row.of or self._is_published_reader(row.start):
-                continue
-            for seed in self.config.seeds[: self.config.answer_seeds]:
-                out, start = self.row_model(name, seed), self.start_model(row.start, seed)
-                verb = f"baseline {row.system}" if row.system else "finetune"
-                reader = self.reader(name, seed)
-                reads: dict[str, Path] = {}
-                if reader is not None and row.system:
-                    start = reader
-                elif reader is not None:
-                    reads = {"reader": reader}
-                elif row.system == DRQA and self.reads_first:
-                    reads = {
-                        "reading_kb": self.reading_kb,
-                        "reading_train": self.questions(f"{READING}-train"),
-                    }
-                argv = self._command(
-                    verb,
-                    *row.settings,
-                    f"seed={seed}",
-                    kb=self.kb_of(row.start),
-                    model=start,
-                    out=out,
-                    **asked,
-                    **reads,
-                )
-                yield Chain.of(Stage(ROWS, f"{verb} {out.name}", argv, out))
-
-    def measuring(self) -> Iterator[Chain]:
-        """Stages that measure the retrieval of BM25 and of the starts, and the answers of each row."""
-        return map(Chain.of, self._measurements())
-
-    def _measurements(self) -> Iterator[Stage]:
-        for test, file in self.tests().items():
-            out = self.report(f"retrieval-{BM25}", self.config.seeds[0], test)
-            argv = self._command("evaluate", kb=self.kb, questions=file, method=BM25, out=out)
-            yield Stage(MEASURING, f"retrieve {BM25} {test}", argv, out, quiet=True)
-        for place, seed in enumerate(self.config.seeds):
-            for test, file in self.tests().items():
-                for start in self.before_questions():
-                    model, kb = self.start_model(start, seed), self.kb_of(start)
-                    out = self.report(f"retrieval-{start}", seed, test)
-                    argv = self._command(
-                        "evaluate --retrieval-only",
-                        kb=kb,
-                        model=model,
-                        questions=file,
-                        method="dense",
-                        out=out,
-                    )
-                    yield Stage(
-                        MEASURING,
-                        f"retrieve {model.name} {test}",
-                        argv,
-                        out,
-                        (manifest_of(model),),
-                        quiet=True,
-                    )
-                for name, row in self.rows().items() if place < self.config.answer_seeds else ():
-                    model, out = self.row_model(name, seed), self.report(name, seed, test)
-                    how = {"method": row.method} if row.method else {}
-                    saved = self.predictions(name, seed, test)
-                    argv = self._command(
-                        "evaluate",
-                        kb=self.kb_of(row.start),
-                        model=model,
-                        questions=file,
-                        out=out,
-                        save_predictions=saved,
-                        **how,
-                    )
-                    called = f"evaluate {self.named(name, seed)} {test}"
-                    yield Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True)
-        if self.predicts_spans:
-            model = self.start_model("realm", self.config.seeds[0])
-            argv = self._command("knn", kb=self.kb, model=model, out=self.datastore)
-            report = self.datastore / "report.json"
-            yield Stage(MEASURING, "knn", argv, report, (manifest_of(model),), quiet=True)
 
     def probed(self) -> list[str]:
         """The starts that are measured on masked facts: all except a published model, which has another knowledge base."""
         return [name for name in self.starts() if name != PUBLISHED]
-
-    def _probe(self, model: Path, out: Path, **how: str) -> Stage:
-        argv = self._command("probe", kb=self.kb, model=model, out=out, **how)
-        return Stage(STARTING, out.stem, argv, out, (manifest_of(model),), quiet=True)
 
     @property
     def predicts_spans(self) -> bool:
         """Whether kNN-LM is compared with REALM. This comparison needs the start "realm", and is left out if only retrieval is
         measured."""
         return "realm" in self.starts() and self.config.answer_seeds > 0
-
-    def _build(self, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
-        kb_, build, *flags = self._command("kb build", out=kb, tokenizer=tokenizer)
-        return (kb_, build, *self._sources(kb), *flags)
-
-    def _index(self, kb: Path, model: Path, section: Section, name: str) -> Stage:
-        makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
-        argv = self._command("index", kb=kb, model=model)
-        return Stage(section, name, argv, makes, quiet=True)
-
-    def _command(self, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
-        """Arguments of `realm` for a command."""
-        named = [
-            part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))
-        ]
-        config = () if self.preset is None else ("--config", self.preset)
-        return (*verb.split(), *named, *(part for one in settings for part in ("--set", one)), *config)
-
-
-def manifest_of(folder: Path) -> Path:
-    """The manifest of a trained model or system.
-
-    If the model was trained again after a report was written, the manifest is newer than the report.
-    """
-    return folder / (SYSTEM if is_system(folder) else MANIFEST)

@@ -185,23 +185,21 @@ class _Test(NamedTuple):
         rows = list(plan.rows()) if asked else []
 
         def of_rows(key: str) -> dict[str, np.ndarray]:
-            return {name: outcomes(plan, name, test, asked, key) for name in rows}
+            return {name: outcomes([plan.report(name, seed, test) for seed in asked], key) for name in rows}
 
-        rank, start_rank = (
-            of_rows("rank"),
-            {BM25: outcomes(plan, f"retrieval-{BM25}", test, seeds[:1], "rank")},
-        )
+        rank = of_rows("rank")
+        start_rank = {BM25: outcomes([plan.retrieval(BM25, seeds[0], test)], "rank")}
         for start in plan.before_questions():
-            start_rank[start] = outcomes(plan, f"retrieval-{start}", test, seeds, "rank")
+            start_rank[start] = outcomes([plan.retrieval(start, seed, test) for seed in seeds], "rank")
         first = [rank_SN[0] for rank_SN in (*rank.values(), *start_rank.values())]
         return cls(
             read_questions(file), of_rows("correct"), of_rows("f1"), rank, start_rank, np.any(first, axis=0)
         )
 
 
-def outcomes(plan: Plan, name: str, test: str, seeds: Sequence[int], key: str) -> np.ndarray:
-    """Values of `key` in the outcomes of all questions -> [S, N]."""
-    reports = [read_json(plan.report(name, seed, test)) for seed in seeds]
+def outcomes(files: Sequence[Path], key: str) -> np.ndarray:
+    """Values of `key` in the outcomes of all questions, in a report for each seed -> [S, N]."""
+    reports = [read_json(file) for file in files]
     return np.array([[one[key] for one in report["outcomes"]] for report in reports])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from realm import __version__
-from realm.compare import layout, plots, results
+from realm.compare import commands, layout, plots, results
 from realm.compare.official import digest_of, recognised
 from realm.compare.plan import MADE, READING, Plan
 from realm.compare.questions import Split, held_out_questions, read_all, split_questions
@@ -63,14 +63,14 @@ def run(
             else:
                 run_chains(chains, record, folder / "logs", jobs)
 
-        run_all(plan.preparing())
+        run_all(commands.preparing(plan))
         split = split or _split_made(plan)
         reading = _split_reading(plan, named, split)
         _write_questions(plan, split, reading)
-        run_all(plan.starting())
-        run_all(plan.reading())
-        run_all(plan.training())
-        run_all(plan.measuring())
+        run_all(commands.starting(plan))
+        run_all(commands.reading(plan))
+        run_all(commands.training(plan))
+        run_all(commands.measuring(plan))
     report = results.read(plan, _made_by(plan, split, reading, jobs))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)

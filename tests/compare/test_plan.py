@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from realm import cli
-from realm.compare import results
+from realm.compare import commands, results
 from realm.compare.plan import Plan
 from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
@@ -54,7 +54,7 @@ def test_models_with_a_frozen_passage_encoder_share_the_states_of_passages() -> 
     for preset, shared in (("wikipedia-minilm", ["states=t/models/states"]), ("wikipedia", [])):
         made = Plan(TableConfig(), DataConfig(), preset, Path("t"), TABLE_2)
         for name, seed in itertools.product(names, (0, 1)):
-            argv = made._make_start(name, seed).argv
+            argv = commands._make_start(made, name, seed).argv
             assert argv[0] == "pretrain" and [one for one in argv if one.startswith("states=")] == shared
 
 
