@@ -10,9 +10,9 @@ from typing import Any, TextIO
 from realm.errors import DamagedError, reason
 
 
-def sync_folder(folder: Path) -> None:
-    """Syncs a folder to disk, so that new names in the folder are not lost in a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Syncs a file or a folder to disk, so that its content, or new names in it, are not lost in a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

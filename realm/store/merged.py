@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from realm.errors import writing
-from realm.files import sync_folder, write_json_lines
+from realm.files import sync, write_json_lines
 from realm.keys import hex_id, key_of
 from realm.store.tables.digests import add_lines, forget, lines_of, record
 from realm.store.tables.table import reading, take_rows
@@ -75,7 +75,7 @@ def write_merged(folder: Path, states: Mapping[str, Merged]) -> None:
             record(folder, [folder / MERGED])
         else:
             (folder / MERGED).unlink(missing_ok=True)
-        sync_folder(folder)
+        sync(folder)
 
 
 def change_merged(folder: Path, changes: Mapping[str, Merged | None], version: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from realm.errors import DamagedError, WriteFailed, reason, way_out
-from realm.files import sync_folder
+from realm.files import sync
 
 KEPT = 2
 """Number of checkpoints that stay on disk. If the newest checkpoint is damaged, the checkpoint before it is used."""
@@ -81,7 +81,7 @@ class Checkpoints:
                 stream.flush()
                 os.fsync(stream.fileno())
             aside.replace(file)
-            sync_folder(self._folder)
+            sync(self._folder)
         except (OSError, RuntimeError) as error:
             aside.unlink(missing_ok=True)
             raise self.write_failed(file, error) from error

@@ -24,7 +24,7 @@ from typing import TypedDict
 
 from realm.documents.remote import RemoteFolder, is_remote
 from realm.errors import ConflictError, DamagedError, InputError, writing
-from realm.files import sync_folder, write_json
+from realm.files import sync, write_json
 from realm.folders import only_holder, remove, replace_folder, restore
 from realm.hub import WORKSPACE_PARTS
 from realm.interop.object_storage.folder import ROWS, kind_of, local_files, one_version, pulled_version
@@ -141,7 +141,7 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
             with writing(aside):
                 write_json(aside / PULLED, listing | {"replaced": replaced})
                 for one in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
-                    sync_folder(one)
+                    sync(one)
                 replace_folder(aside, folder)
         remove(work)
     return _report(listing["kind"], wanted, copied)
@@ -293,7 +293,7 @@ def _fetch(remote: RemoteFolder, file: CopiedFile, target: Path, report: Callabl
                 f"{remote.address}/{name} is damaged, because its SHA-256 differs: remove it, and push the folder again"
             )
         with writing(target):
-            _sync(part)
+            sync(part)
             part.replace(target)
     finally:
         part.unlink(missing_ok=True)
@@ -327,15 +327,7 @@ def _take(before: Path, aside: Path, path: str) -> None:
                 os.link(file, target)
                 return
         shutil.copyfile(file, target)
-        _sync(target)
-
-
-def _sync(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(target)
 
 
 def _has(file: Path, wanted: CopiedFile) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 from realm.errors import DamagedError, writing
-from realm.files import sync_folder, write_lines
+from realm.files import sync, write_lines
 from realm.folders import one_writer
 
 CHECKSUMS = "SHA256SUMS"
@@ -62,7 +62,7 @@ def add_lines(file: Path, lines: Iterable[str]) -> None:
             stream.write("".join(f"\n{line}" for line in lines).encode() + b"\n")
             stream.flush()
             os.fsync(stream.fileno())
-            sync_folder(file.parent)  # the file may be new
+            sync(file.parent)  # the file may be new
         record(file.parent, [file])
 
 
