@@ -8,7 +8,7 @@ asked to read a dump that cannot be split. On this machine, workers are asked to
 
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,14 @@ from realm.documents.kept_blocks import KeptBlocks, key_of_file, key_of_part
 from realm.documents.kept_records import KeepingReader, reader_of
 from realm.documents.remote import MissingError
 from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
-from realm.documents.wikipedia.dumps import articles_of_part, dump, redirects_of_part, resolved
+from realm.documents.wikipedia.dumps import (
+    add_redirects,
+    articles_of_part,
+    dump,
+    redirects_of_part,
+    resolved,
+    wiki_of,
+)
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.errors import RealmError
 from realm.keys import KeyTable, key_of
@@ -122,13 +129,14 @@ def read_in_processes(
     Raises:
         RealmError: the processes were killed repeatedly during the same work.
     """
-    dumps = _parts_of_dumps(found) if processes > 1 else {}
+    dumps = _parts_of_dumps(found, split=processes > 1)
+    mapped = partial(map_in_processes, processes=processes, fresh=FRESH)
     if any(dumps.values()):
         blocks = _blocks(found, dumps, lambda file: None, kept)
-        mapped = partial(map_in_processes, processes=processes, fresh=FRESH)
         yield from _read(blocks, dumps, limits, mapped, kept)
     else:
-        yield from records_of((keeping(one, kept) for one in found), limits, kept)
+        with _redirects_of_dumps(dumps, mapped) as redirects:
+            yield from records_of((keeping(one, kept, redirects) for one in found), limits, kept)
 
 
 def _read(
@@ -141,12 +149,11 @@ def _read(
 ) -> Iterator[Record | Unreadable]:
     with ExitStack() as opened:
         child = opened.enter_context(KeepingReader(kept))
-        redirects = {path: opened.enter_context(KeyTable()) for path, split in dumps.items() if split}
-        _read_redirects([part for split in dumps.values() for part in split], redirects, mapped)
+        redirects = opened.enter_context(_redirects_of_dumps(dumps, mapped))
         damaged: SplitDump | None = None
 
         def read(file: SourceFile | RemoteFile, _: State | None = None) -> Iterator[Record | Unreadable]:
-            return records_of_file(keeping(file, kept), limits, child)
+            return records_of_file(keeping(file, kept, redirects), limits, child)
 
         own = OwnWork(partial(_found, records=read), lambda block: block.is_own)
         results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks, own=own)
@@ -223,9 +230,11 @@ def _key(block: Block, limits: Limits) -> bytes | None:
     return key_of_file(file[1], state, limits) if len(block.files) == 1 else None
 
 
-def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
-    """The parts of each local dump; an empty list for a dump that cannot be split."""
-    return {path: _parts_of(path) for path in map(_path_of_dump, found) if path}
+def _parts_of_dumps(
+    found: Sequence[SourceFile | RemoteFile], split: bool = True
+) -> dict[Path, list[DumpPart]]:
+    """The parts of each local dump; an empty list for a dump that cannot be split, or is not to be split."""
+    return {path: _parts_of(path) if split else [] for path in map(_path_of_dump, found) if path}
 
 
 def _path_of_dump(file: SourceFile | RemoteFile) -> Path | None:
@@ -287,6 +296,27 @@ def _blocks(
             size += state.size if state else 0
     if block.files:
         yield block
+
+
+@contextmanager
+def _redirects_of_dumps(
+    dumps: Mapping[Path, Sequence[DumpPart]], mapped: Map
+) -> Iterator[Mapping[Path, KeyTable]]:
+    """A context with the redirects of the dump to which a file belongs, for each file that is split, or that has other files of
+    the same dump beside it. For all other files, `dump` reads the redirects."""
+    files: dict[str, list[Path]] = {}
+    for path in dumps:
+        files.setdefault(wiki_of(path), []).append(path)
+    with ExitStack() as opened:
+        redirects: dict[Path, KeyTable] = {}
+        for paths in files.values():
+            if len(paths) > 1 or dumps[paths[0]]:
+                redirects |= dict.fromkeys(paths, opened.enter_context(KeyTable()))
+        _read_redirects([part for split in dumps.values() for part in split], redirects, mapped)
+        for path, table in redirects.items():
+            if not dumps[path]:
+                add_redirects(path, table)
+        yield redirects
 
 
 def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable], mapped: Map) -> None:

@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from realm.documents.remote import addresses_of, is_remote, name_of, public_addr
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
+from realm.keys import KeyTable
 
 
 def count_kinds(files: Iterable[Unreadable]) -> str:
@@ -57,14 +58,17 @@ def state_of(path: Path) -> State | None:
     return State(found.st_size, found.st_mtime_ns)
 
 
-def keeping(file: SourceFile | RemoteFile, kept: Path | None) -> SourceFile | RemoteFile:
-    """A dump whose parsed pages are kept in the database `kept`; any other file is unchanged."""
-    if kept is None or isinstance(file, Unreadable):
+def keeping(
+    file: SourceFile | RemoteFile, kept: Path | None, redirects: Mapping[Path, KeyTable]
+) -> SourceFile | RemoteFile:
+    """A dump whose parsed pages are kept in the database `kept`, and whose links follow the redirects of this file, if they are
+    given; any other file is unchanged."""
+    if isinstance(file, Unreadable):
         return file
     if isinstance(file, RemoteFile):
         return file._replace(reader=partial(dump, kept=kept)) if file.reader is dump else file
     reader, path = file
-    return (partial(dump, kept=kept), path) if reader is dump else file
+    return (partial(dump, kept=kept, redirects=redirects.get(path)), path) if reader is dump else file
 
 
 def _is_read(path: Path) -> bool:

@@ -23,7 +23,7 @@ from realm.ray_actors import EngineConfig
 from realm.refusals import OwnWork, Refused
 from realm.text.corpus import Document
 from tests.documents.test_wikipedia import pages_with_redirects
-from tests.documents.writers import pdf, word, write_dump, write_multistream
+from tests.documents.writers import page, pdf, word, write_dump, write_multistream
 
 
 @pytest.fixture
@@ -60,6 +60,26 @@ def test_several_processes_read_the_documents_of_one(processes: int, sources: li
     assert expected[1].count("corpus/d.xml.bz2: damaged") == 2
     assert read(sources, processes) == expected
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_links_follow_redirects_in_other_files_of_the_dump_but_not_in_other_dumps(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multistream, "PART_BYTES", 3000)
+    pages = pages_with_redirects(120)
+    redirects = [one for one in pages if "<redirect" in one]
+    articles = [one for one in pages if "<redirect" not in one]
+    expected = [one.links for one in read([str(write_dump(tmp_path / "all.xml", pages))], 1)[0]]
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    name = "townwiki-20260101-pages-articles{}.xml-p{}"
+    write_multistream(folder / (name.format(1, "1p60") + ".bz2"), articles[:60])
+    write_dump(folder / name.format(2, "61p90"), articles[60:90])
+    write_dump(folder / (name.format(3, "91p120") + ".bz2"), [*articles[90:], *redirects])
+    elsewhere = [page(f"Page {n}", "", redirect="Elsewhere") for n in range(0, 120, 5)]
+    write_dump(folder / "otherwiki-20260101-pages-articles.xml", elsewhere)
+    assert [one.links for one in read([str(folder)], processes)[0]] == expected
 
 
 def test_without_a_dump_that_can_be_split_no_process_starts(tmp_path: Path) -> None:

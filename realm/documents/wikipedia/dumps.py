@@ -1,7 +1,8 @@
 """MediaWiki's XML dumps become records, one per article, in the order of the dump. Several processes parse the pages.
 
-Redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines are left out. The
-dump is read twice: the first time only for its redirects, so that a link to a redirect becomes a link to the page behind it.
+Redirects, disambiguation pages, pages outside the main namespace and, as in ORQA, lists, indexes and outlines are left out. All
+files of a dump are read twice: the first time only for the redirects, so that a link to a redirect becomes a link to the page
+behind it.
 A page that takes too much time or memory ends the process that parses the page, and is left out. If the process was killed for
 another reason, another process parses the page. The memory for reading a dump does not depend on its length.
 
@@ -13,6 +14,7 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -45,6 +47,7 @@ from realm.text.corpus import Link
 
 MOST_SECONDS = 20
 """Most seconds of processor time for a page. A usual page takes milliseconds; ten thousand open tags would take hours."""
+_PART_OF_DUMP = re.compile(r"(\w+-(?:\d{8}|latest))-pages-")
 MOST_WAITING = 32 << 20
 """Length of the markup of pages that wait for a process, above which no further page is read."""
 _PART = 1 << 16
@@ -60,25 +63,44 @@ class Page(NamedTuple):
     markup: str | None
 
 
-def dump(path: Path, limits: Limits, kept: Path | None = None) -> Iterator[Record | Unreadable]:
+def dump(
+    path: Path, limits: Limits, kept: Path | None = None, redirects: KeyTable | None = None
+) -> Iterator[Record | Unreadable]:
     """A record for each article, and a problem for each page from which no record is made.
 
-    Parsed pages are kept in the database `kept`, and known pages are not parsed again.
+    Parsed pages are kept in the database `kept`, and known pages are not parsed again. `redirects` has the redirects of all
+    files of the dump; None: this is the only file, and is first read for its redirects.
 
     Raises:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
     need("mwparserfromhell", path)
-    with KeyTable() as redirects, opened(path) as file, _Workers(default_processes(), kept) as workers:
-        # Damage is reported when the dump is read again.
-        with opened(path) as first, suppress(Unreadable, OSError, EOFError):
-            found = _redirects(path, first)
-            for title, target in progress(
-                found, total=None, description="read redirects", unit="redirect", leave=False
-            ):
-                redirects.put(key_of(title), target)
+    with KeyTable() as own, opened(path) as file, _Workers(default_processes(), kept) as workers:
+        if redirects is None:
+            redirects = own
+            add_redirects(path, own)
         for one in _articles(path, file, limits, workers):
             yield resolved(one, redirects)
+
+
+def add_redirects(path: Path, redirects: KeyTable) -> None:
+    """Adds the redirects of a file of a dump. Redirects that follow damage are not added."""
+    # Damage is reported when the articles are read.
+    with suppress(Unreadable, OSError, EOFError), opened(path) as file:
+        found = _redirects(path, file)
+        for title, target in progress(
+            found, total=None, description="read redirects", unit="redirect", leave=False
+        ):
+            redirects.put(key_of(title), target)
+
+
+def wiki_of(path: Path) -> str:
+    """A name that is the same for all files of a dump, such as "enwiki-20260101", by the names of Wikimedia's files.
+
+    A file with another name is a dump of its own: its path.
+    """
+    found = _PART_OF_DUMP.match(path.name)
+    return found[1] if found else str(path)
 
 
 def redirects_of_part(part: DumpPart) -> Iterator[tuple[str, str]]:
