@@ -13,6 +13,7 @@ from realm.compare.results import (
     TableJson,
     measured_facts,
 )
+from realm.compare.rows import label_of
 from realm.qa.scoring.metrics import RECALL_AT
 from realm.stages.tables import aligned, difference
 from realm.systems import knn_lm
@@ -110,7 +111,7 @@ def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
     for name, start in starts.items():
         less = DASH if test not in start["less"] else difference(start["less"][test])
         found = start["tests"][test]
-        table.append([name, *_recalls(found), _each_seed(found["all"]), less])
+        table.append([label_of(name), *_recalls(found), _each_seed(found["all"]), less])
     return table
 
 
@@ -119,14 +120,18 @@ def _facts_table(measured: dict[str, FactsJson]) -> list[list[str]]:
     table = [[f"{n:,} masked facts, before training on questions, %", *FOUND[:2], EACH_SEED, LESS]]
     for name, facts in measured.items():
         less = DASH if facts["less"] is None else difference(facts["less"])
-        table.append([name, *_recall(facts["retrieved"]), _each_seed(facts["retrieved"]), less])
+        table.append([label_of(name), *_recall(facts["retrieved"]), _each_seed(facts["retrieved"]), less])
     return table
 
 
 def _each_seed(one: Retrieved) -> str:
-    """Recall@5 of each seed; a dash if there is only one, or in a report of an earlier version."""
-    found = one.get("recall_5_by_seed", [])
-    return " / ".join(f"{share:.1f}" for share in found) if len(found) > 1 else DASH
+    """Recall@5 of each seed; a dash if the seeds do not differ, or in a report of an earlier version."""
+    return " / ".join(f"{share:.1f}" for share in differing(one.get("recall_5_by_seed", []))) or DASH
+
+
+def differing(values: list[float]) -> list[float]:
+    """The values of all seeds; an empty list if there is one seed, or the value does not depend on the seed."""
+    return values if len(set(values)) > 1 else []
 
 
 def _recalls(found: Found) -> list[str]:

@@ -1,21 +1,24 @@
-"""Draws a table as a picture: exact match of each row, recall of each start, 95 % intervals, and what the numbers depend on."""
+"""Draws a table as a picture: exact match of each row, recall of each start, 95 % intervals, seeds, and what the numbers depend
+on."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.compare.layout import made_lines
+from realm.compare.layout import differing, made_lines
 from realm.compare.results import Retrieved, TableJson, measured_facts
+from realm.compare.rows import label_of
 from realm.qa.scoring.significance import percent, wilson_interval
 
 
 class Panel(NamedTuple):
-    """One panel of the picture: a value and its interval for each row."""
+    """One panel of the picture: for each row a value, its interval, and the values of its seeds if there are several."""
 
     title: str
     labels: list[str]
     values: list[float]
     intervals: list[tuple[float, float]]
+    seeds: list[list[float]]
 
 
 def panels(report: TableJson) -> list[Panel]:
@@ -26,7 +29,9 @@ def panels(report: TableJson) -> list[Panel]:
             answered = {row["label"]: row["tests"][test]["all"] for row in report["rows"].values()}
             intervals = [(one["em_ci95"][0], one["em_ci95"][1]) for one in answered.values()]
             title = f"{test}: exact match, %"
-            found.append(Panel(title, list(answered), [one["em"] for one in answered.values()], intervals))
+            seeds = [differing(one["em_by_seed"]) for one in answered.values()]
+            values = [one["em"] for one in answered.values()]
+            found.append(Panel(title, list(answered), values, intervals, seeds))
         retrieved = {name: start["tests"][test]["all"] for name, start in report["starts"].items()}
         found.append(
             _starts_panel(f"{test}: before training on questions, answer in the first 5, %", retrieved)
@@ -42,7 +47,8 @@ def _starts_panel(title: str, retrieved: Mapping[str, Retrieved]) -> Panel:
     """Recall@5 of BM25 and the starts."""
     shares = {name: one["recall"]["5"] for name, one in retrieved.items()}
     intervals = [_interval(share, retrieved[name]["n"]) for name, share in shares.items()]
-    return Panel(title, list(shares), list(shares.values()), intervals)
+    seeds = [differing(one["recall_5_by_seed"]) for one in retrieved.values()]
+    return Panel(title, [label_of(name) for name in shares], list(shares.values()), intervals, seeds)
 
 
 def _interval(share: float, n: int) -> tuple[float, float]:
@@ -70,8 +76,11 @@ def draw(report: TableJson, out: Path) -> None:
         axes.errorbar(
             panel.values, places, xerr=errors, fmt="o", color="#1f5fa8", ecolor="#8fb0d6", capsize=3
         )
+        for place, values in zip(places, panel.seeds, strict=True):
+            axes.plot(values, [place - 0.3] * len(values), "|", color="#808080", markersize=5)
         axes.set_yticks(places, panel.labels)
-        axes.set_title(panel.title, loc="left", fontsize=11)
+        marks = "; marks: seeds" if any(panel.seeds) else ""
+        axes.set_title(panel.title + marks, loc="left", fontsize=11)
         axes.set_xlim(left=0)
         axes.grid(axis="x", color="#ebebeb")
         axes.set_axisbelow(True)

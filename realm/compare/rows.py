@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 class Start(NamedTuple):
     """A model from which training on questions starts. The model itself was not trained on questions."""
 
+    label: str
+    """Name in the tables."""
     init: str = "ict"
     """Name in `STARTS` of the model from which the command starts; "" if the command starts from none of these models."""
     made_by: Literal["mlm", "ict", "pretrain", "convert", "published"] = "pretrain"
@@ -29,32 +31,44 @@ BM25 = "bm25"
 """Name of BM25 in the table of starts."""
 
 STARTS = {
-    "encoder": Start("", "mlm"),
-    "ict": Start("encoder", "ict"),
-    "realm": Start(),
-    "realm-x": Start(other_text=True),
-    "realm-retriever": Start("realm", "convert", encoder_of="ict"),
-    "realm-encoder": Start("ict", "convert", encoder_of="realm"),
-    "random-masks": Start(settings=("masking=token",)),
-    "bert-masks": Start(settings=("masking=bert",)),
-    "random-spans": Start(settings=("masking=span",)),
-    "stale": Start(stale=30),
-    "no-null": Start(settings=("null_passage=false",)),
-    "own-passage": Start(settings=("exclude_own=false",)),
-    "per-token": Start(settings=("marginal=token",)),
-    "towers-encoder": Start("encoder", "mlm", ("steps=0", "embedder_start=given", "embedder.shared=false")),
-    "towers-ict": Start("towers-encoder", "ict"),
-    "two-towers": Start("towers-ict"),
-    "no-ict": Start("encoder", settings=("ict=0.0",)),
-    "no-warmup": Start(settings=("warmup=0",)),
-    "no-guard": Start(settings=("health.gate=0.0", "health.margin=-1.0")),
-    "no-injected": Start(settings=("injected=0",)),
-    PUBLISHED: Start("", "published"),
+    "encoder": Start("encoder before training", "", "mlm"),
+    "ict": Start("ICT", "encoder", "ict"),
+    "realm": Start("REALM"),
+    "realm-x": Start("REALM, X other than Z", other_text=True),
+    "realm-retriever": Start(
+        "REALM retriever, baseline encoder", "realm", made_by="convert", encoder_of="ict"
+    ),
+    "realm-encoder": Start("baseline retriever, REALM encoder", made_by="convert", encoder_of="realm"),
+    "random-masks": Start("random uniform masks", settings=("masking=token",)),
+    "bert-masks": Start("random masks, 80/10/10", settings=("masking=bert",)),
+    "random-spans": Start("random span masks", settings=("masking=span",)),
+    "stale": Start("30x stale index", stale=30),
+    "no-null": Start("no null passage", settings=("null_passage=false",)),
+    "own-passage": Start("own passage not excluded", settings=("exclude_own=false",)),
+    "per-token": Start("marginal per token", settings=("marginal=token",)),
+    "towers-encoder": Start(
+        "two towers, before training",
+        "encoder",
+        "mlm",
+        ("steps=0", "embedder_start=given", "embedder.shared=false"),
+    ),
+    "towers-ict": Start("two towers, ICT", "towers-encoder", "ict"),
+    "two-towers": Start("two towers", "towers-ict"),
+    "no-ict": Start("no ICT", "encoder", settings=("ict=0.0",)),
+    "no-warmup": Start("no warm-up", settings=("warmup=0",)),
+    "no-guard": Start("no health checks", settings=("health.gate=0.0", "health.margin=-1.0")),
+    "no-injected": Start("no injected positives", settings=("injected=0",)),
+    PUBLISHED: Start("published REALM", "", "published"),
 }
 """Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, even if the preset does."""
 
 WITHOUT_ICT = {"ict": "encoder", "towers-ict": "towers-encoder"}
 """Name of a start that ICT makes -> the start that takes its place if `data.warm_start` is false."""
+
+
+def label_of(start: str) -> str:
+    """Name of a start or of BM25 in the tables."""
+    return "BM25" if start == BM25 else STARTS[start].label
 
 
 def encoder_of(start: str) -> str:
@@ -79,6 +93,11 @@ class Row(NamedTuple):
     """Row whose trained model answers the questions of this row; empty: the row has a model of its own."""
     method: str = ""
     """Method of retrieval for answers; empty: the default method of the trained model."""
+
+
+def _ablations(*starts: str) -> dict[str, Row]:
+    """Rows with the names and the labels of their starts."""
+    return {name: Row(STARTS[name].label, start=name) for name in starts}
 
 
 WORDS = ("method=bm25", "retriever_rate=0.0", "retrieval_score=false")
@@ -118,23 +137,13 @@ TABLE_1 = {
 """Systems of Table 1 of the REALM paper, in the order of that table, and other systems."""
 
 TABLE_2 = {
-    "realm": Row("REALM", start="realm"),
-    "realm-retriever": Row("REALM retriever, baseline encoder", start="realm-retriever"),
-    "realm-encoder": Row("baseline retriever, REALM encoder", start="realm-encoder"),
+    **_ablations("realm", "realm-retriever", "realm-encoder"),
     "orqa": Row("baseline (ORQA)", start="ict"),
     GIVEN: Row("baseline (embedder of the encoder)", start="encoder"),
-    "random-masks": Row("random uniform masks", start="random-masks"),
-    "bert-masks": Row("random masks, 80/10/10", start="bert-masks"),
-    "random-spans": Row("random span masks", start="random-spans"),
-    "stale": Row("30x stale index", start="stale"),
-    "no-null": Row("no null passage", start="no-null"),
-    "own-passage": Row("own passage not excluded", start="own-passage"),
-    "per-token": Row("marginal per token", start="per-token"),
-    "two-towers": Row("two towers", start="two-towers"),
-    "no-ict": Row("no ICT", start="no-ict"),
-    "no-warmup": Row("no warm-up", start="no-warmup"),
-    "no-guard": Row("no health checks", start="no-guard"),
-    "no-injected": Row("no injected positives", start="no-injected"),
+    **_ablations(
+        "random-masks", "bert-masks", "random-spans", "stale", "no-null", "own-passage", "per-token"
+    ),
+    **_ablations("two-towers", "no-ict", "no-warmup", "no-guard", "no-injected"),
 }
 """Ablations of Table 2 of the REALM paper, and further ablations."""
 
