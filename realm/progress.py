@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 if TYPE_CHECKING:
@@ -16,9 +17,11 @@ T = TypeVar("T")
 
 BAR_AFTER = 2.0
 """Seconds after which a bar appears."""
-NARROW = 60
-"""On terminals with fewer columns, bars have no rate and no values, because these would be cut within a number."""
+NARROW, WIDE = 60, 120
+"""On terminals with fewer columns than `NARROW`, bars have no values and no rate, and with fewer than `WIDE`, one value and no
+rate, because the bar itself would have no room, and numbers would be cut."""
 NARROW_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+MEDIUM_BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 EVERY = 30.0
 """Seconds between two lines of text."""
 
@@ -54,9 +57,18 @@ def progress(
         delay=BAR_AFTER,
         disable=not shown,
         leave=leave,
-        bar_format=NARROW_BAR if total is not None and 0 < columns < NARROW else None,
+        bar_format=None
+        if total is None or columns >= WIDE
+        else NARROW_BAR
+        if 0 < columns < NARROW
+        else MEDIUM_BAR,
         **({"dynamic_ncols": True} if columns else {"ncols": 80, "nrows": 24}),
     )
+
+
+def values_that_fit(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that a bar has room for: the first, or all on a wide terminal and in a log."""
+    return dict(islice(values.items(), 1 if 0 < _columns() < WIDE and sys.stderr.isatty() else None))
 
 
 def _columns() -> int:

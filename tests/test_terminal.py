@@ -20,7 +20,7 @@ import pytest
 
 from realm import cli
 from realm.model.calibration import Calibration
-from realm.progress import progress
+from realm.progress import progress, values_that_fit
 from realm.qa import question_sets
 from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
 
@@ -210,6 +210,20 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
         if command == "kb add":
             assert re.search(r"add: 1 document \[\d\d:\d\d", screen.text)
     assert Path("qa", "realm.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "end"), [(40, "<00:00]"), (80, "<00:00, loss=7]"), (140, "loss=7, age=3]")]
+)
+def test_a_bar_has_as_many_values_as_the_terminal_has_room_for(columns: int, end: str, monkeypatch) -> None:
+    monkeypatch.setattr("realm.progress.BAR_AFTER", 0)
+    with terminal(columns) as screen:
+        bar = progress(total=2, description="pretrain", unit="step")
+        bar.set_postfix(values_that_fit({"loss": 7, "age": 3}), refresh=False)
+        bar.update(2)
+        bar.close()
+    last = screen.bars()[-1]
+    assert last.endswith(end) and last.count("\u2588") > columns // 10
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(0, 0), (100, 0), (0, 24)])

@@ -49,6 +49,8 @@ class Parser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parses the arguments; with --in, sets the flags for the folders of the workspace."""
         found, rest = super().parse_known_args(args, namespace)
+        if rest and self._subparsers is None:  # the parser of the command knows the command for the message
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
         self._refuse_addresses(found)
         if self._in is not None:
             self._take_workspace(found)

@@ -24,7 +24,7 @@ def add_commands(commands: Commands) -> None:
     fit.add_argument(
         "--minutes",
         metavar="N",
-        type=float,
+        type=_minutes,
         help="time limit of the adaptation to the documents, in minutes; 0: no adaptation (default: the setting `minutes`, "
         "which is 10)",
     )
@@ -69,13 +69,21 @@ def add_commands(commands: Commands) -> None:
 
 
 def _seconds(text: str) -> float:
+    return _number(text, "seconds")
+
+
+def _minutes(text: str) -> float:
+    return _number(text, "minutes")
+
+
+def _number(text: str, of: str) -> float:
     try:
-        seconds = float(text)
+        number = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return seconds
+        number = -1.0
+    if not 0 <= number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {of}")
+    return number
 
 
 def _watch(args: argparse.Namespace) -> None:

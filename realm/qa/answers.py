@@ -12,6 +12,8 @@ from realm.text.corpus import Passage
 T = TypeVar("T")
 EARLIER: dict[str, Any] = {"document": "", "fields": {}}
 """Values of keys that a server of an earlier version does not send."""
+LIKELY = 0.05
+"""Least probability of an answer that a terminal shows beside the best answer."""
 
 
 class IndexJson(TypedDict):
@@ -81,6 +83,14 @@ class Answer(Span):
     """A span and its passage: `passage.text[start:end]`."""
 
     passage: RankedPassage
+
+    def lines(self, words: str = "") -> list[str]:
+        """Lines for a terminal: the answer with `words` before its probability, the title of the passage, and the evidence."""
+        return [
+            f"{self.text}   ({words}probability {self.probability:.2f})",
+            f"    {self.passage.title or self.passage.document}, passage {self.passage.rank}",
+            f"    {self.evidence()}",
+        ]
 
     def evidence(self) -> str:
         """The part of the passage around the answer, on one line, with the answer in [[ ]]."""
@@ -160,18 +170,24 @@ class Answers:
         )
 
     def lines(self) -> list[str]:
-        """Lines for a terminal: the answers with their evidence; if no answer was found, only the best guess."""
+        """Lines for a terminal: the best answer with its evidence, and other answers that are not unlikely.
+
+        If no answer was found, the best answer is shown as a guess, without others.
+        """
         if not self.answers:
             return ["no answer: the knowledge base has no passage to read, or none that matches the filter"]
-        lines = [] if self.found else ["no answer found; the best guess:"]
-        for answer in self.answers if self.found else self.answers[:1]:
-            passage = answer.passage
-            lines += [
-                f"{answer.text}   (probability {answer.probability:.2f})",
-                f"    {passage.title or passage.document}, rank {passage.rank}, p(z|x) {passage.probability:.2f}",
-                f"    {answer.evidence()}",
-            ]
-        return lines
+        best, *others = self.answers
+        if not self.found:
+            return ["no answer found; the best guess:", *best.lines()]
+        more = [line for answer in others if answer.probability >= LIKELY for line in answer.lines()]
+        return [*best.lines(f"{sureness(best.probability)}, "), *more]
+
+
+def sureness(probability: float) -> str:
+    """Words for the probability of an answer that is not a guess; the page (`words.js`) has the same words."""
+    if probability >= 0.8:
+        return "very likely right"
+    return "probably right" if probability >= 0.5 else "unsure"
 
 
 def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:

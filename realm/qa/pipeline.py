@@ -55,7 +55,7 @@ class AnswerConfig(DeviceConfig):
     name), or a realm model. The probabilities are then not calibrated; to calibrate them, save this reader into a model with
     `realm convert --retriever`, and run `realm calibrate`. None: the model's own reader."""
     answers: int = 5
-    """Number of distinct answers returned."""
+    """Largest number of answers returned. Their texts differ, and their spans do not overlap."""
     threshold: float | None = None
     """Probability below which an answer is a guess; None: the threshold of the calibration, or 0 without one."""
     mapped_index: bool = False
@@ -417,11 +417,15 @@ class Answerer:
             return Span(text, float(joint_F[place]), probability[names[place]], start, end)
 
         answers: dict[str, Answer] = {}
+        taken: list[tuple[int, int, int]] = []  # row of the passage and characters of each answer
         for place in likely:
             if len(answers) == self.config.answers:
                 break
-            if names[place] not in answers:
-                answers[names[place]] = Answer(**vars(span(place)), passage=ranked[pieces[place][0]])
+            k, start, end, _ = pieces[place]
+            covered = any(k == row and start < last and first < end for row, first, last in taken)
+            if names[place] not in answers and not covered:
+                answers[names[place]] = Answer(**vars(span(place)), passage=ranked[k])
+                taken.append((k, start, end))
         read = [
             ReadPassage(**vars(passage), span=span(top) if top in pieces else None)
             for top, passage in zip(tops, ranked, strict=True)

@@ -154,8 +154,8 @@ def train(kb: KnowledgeBase, out: Path, config: AdaptConfig, init: str) -> Path:
             null = score_BN.detach().softmax(dim=1)[:, -1].mean()
             run.update(loss, {"retrieval_utility": -loss, "null_probability": null})
         run.report(
-            f"{steps_made:,} of {config.steps:,} steps were made within the limit of {config.minutes:g} min; the reader read "
-            f"{sum(one.by_reader for one in judged):,} of {len(judged):,} sentences"
+            f"{steps_made:,} of {config.steps:,} steps, limit {config.minutes:g} min; sentences that the reader judged: "
+            f"{sum(one.by_reader for one in judged):,} of {len(judged):,}"
         )
         return run.finish()
 
@@ -207,7 +207,7 @@ class Judge:
         config, model = self._config, self._model
         rule = MaskingRule(model.tokenizer.mask_id, model.lengths.query - 2, repeats=True, titled=TITLED)
         judged: list[Judged] = []
-        with progress(total=config.sentences, description="judge", unit="sentence") as bar:
+        with progress(total=config.sentences, description="judge", unit="sentence", leave=False) as bar:
             for batch in range(TRIES * -(-config.sentences // JUDGED_AT_ONCE)):
                 if len(judged) >= config.sentences or self.over or len(self._passages) == 0:
                     break

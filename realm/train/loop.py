@@ -56,7 +56,7 @@ from realm.files import read_json, write_json
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout
-from realm.progress import duration, progress
+from realm.progress import duration, progress, values_that_fit
 from realm.settings import without_constants
 from realm.store.knowledge_base import TrainingRecord
 from realm.train.checkpoints import Checkpoints
@@ -200,7 +200,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             self.check_finite()
             self.log(self._means.take())
             shown = {name: f"{self._shown[name]:.3g}" for name in SHOWN if name in self._shown}
-            self._bar.set_postfix(shown, refresh=False)  # the next update of the bar shows the numbers
+            # The next update of the bar shows the numbers.
+            self._bar.set_postfix(values_that_fit(shown), refresh=False)
 
     def autocast(self) -> AbstractContextManager[object]:
         return autocast(self.device, self.config.precision)

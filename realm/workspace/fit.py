@@ -153,8 +153,9 @@ class _Fit:
         spent = duration(sum(self.seconds.values()))
         _log.info('%s answers now, after %s: realm answer "..." --in %s', self.folder, spent, self.folder)
         made = make_questions(kb)
-        if self._is_due(report["adaptation"], len(kb)) or not report["tests"]:
-            report = self._judged(report, kb, made)
+        due = self._is_due(report["adaptation"], len(kb))
+        if due or not report["tests"]:
+            report = self._judged(report, kb, made, due)
             self._write(report)
         self._settle(report["adaptation"])
         with _timed("examples", self.seconds):
@@ -186,17 +187,19 @@ class _Fit:
         if done is None or self.config.minutes > done["minutes"]:
             return True
         if done["changed"] > ADAPT_AGAIN * passages:
-            _log.info("%s passages were added or removed since the model was adapted", f"{done['changed']:,}")
+            _log.info(
+                "%s passages were added or removed, so the model is judged again", f"{done['changed']:,}"
+            )
             return True
         return False
 
-    def _judged(self, report: FitJson, kb: KnowledgeBase, made: Sequence[MadeQuestion]) -> FitJson:
+    def _judged(self, report: FitJson, kb: KnowledgeBase, made: Sequence[MadeQuestion], due: bool) -> FitJson:
         """The report with the recall of BM25, of the start model and, if an adaptation is due, of the adapted model."""
         config, device = self.config, self.config.device
         asked = judging.drawn(made, config.questions)
         write_json_lines(self.folder / QUESTIONS, (question._asdict() for question in asked))
         queries = judging.Queries.draw(kb, asked, self.start.lengths.query, FACTS)
-        adapts = self._is_due(report["adaptation"], len(kb)) and queries.enough
+        adapts = due and queries.enough
         if adapts:
             with _timed("adapt", self.seconds):
                 self._make_adapted(kb)

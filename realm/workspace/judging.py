@@ -57,8 +57,8 @@ class Queries(NamedTuple):
     def too_few(self) -> str:
         """The sentence of the report with the reason why the model was not adapted, if there are too few queries."""
         return (
-            f"the model was not adapted, because the documents give only {len(self.facts)} masked facts and "
-            f"{len(self.questions)} made questions, and a comparison needs {LEAST} of each"
+            f"the model was not adapted, because a comparison needs {LEAST} masked facts and {LEAST} made questions, and the "
+            f"documents give {len(self.facts)} and {len(self.questions)}"
         )
 
     @classmethod

@@ -135,7 +135,7 @@ class Sync:
         deleted, passages = changed(self.kb_folder, delete)
         self._keep(read)
         _log.info(
-            "%s: %d documents added, %d replaced, %d deleted, %s unchanged",
+            "%s: documents: %d added, %d replaced, %d deleted, %s unchanged",
             self.kb_folder, added.added, added.replaced, deleted, f"{added.unchanged:,}",
         )  # fmt: skip
         return Changes(
@@ -180,6 +180,7 @@ class Sync:
         sources = before["sources"] if before is not None else kb.config.sources
         if missing := [one for one in sources if one not in self.sources]:
             raise InputError(
-                f"{self.folder} was made from {', '.join(missing)} too: give all earlier sources (the documents of a missing "
-                f"source would be deleted), or add documents with `realm kb add SOURCE... --in {self.folder}`"
+                f"{self.folder} was made from {', '.join(missing)} too: give all earlier sources, in the same words and in the "
+                "same current folder (the documents of a missing source would be deleted), or add documents with "
+                f"`realm kb add SOURCE... --in {self.folder}`"
             )

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -112,6 +113,11 @@ class Watcher:
         for source in self.sources:
             if source.startswith("package:"):
                 raise InputError(f"{source} does not change: name files and folders")
+            if not sources and not Path(source).exists():
+                raise InputError(
+                    f"{folder} was made from {source}, which is not there: run the command in the folder in which "
+                    "`realm fit` ran, or name the files and folders to watch"
+                )
             files_of(source, folder)
         self._seen: dict[str, _Seen] = {}
         self._lost: set[str] = set()
@@ -201,8 +207,12 @@ class Watcher:
             self._write()
         for line in report.lines():
             _log.warning("%s", line)
-        counts = (added.added, added.replaced) if added is not None else (0, 0)
-        _log.info("%d files: %d documents added, %d replaced, %d deleted", len(read), *counts, deleted)
+        counts = (added.added, added.replaced, deleted) if added is not None else (0, 0, deleted)
+        same = f", {len(added.merged)} with the text of another document" if added and added.merged else ""
+        _log.info(
+            "%s changed files: %d; documents: %d added, %d replaced, %d deleted%s",
+            f"{datetime.now():%H:%M:%S}", len(read), *counts, same,
+        )  # fmt: skip
 
     def _read(self, path: str, taken: set[str], report: ReadingReport) -> Iterator[Document]:
         config = self._knowledge.current.kb.config

@@ -1,20 +1,23 @@
 """Answering: the JSON, answers as slices of passages, and scores against plain loops."""
 
+import itertools
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import realm
 from realm.errors import InputError
 from realm.index.versions import complete_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
 from realm.qa import pipeline
-from realm.qa.answers import Answers
+from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate, question_ranks, retrieve_to_file
@@ -153,10 +156,34 @@ def test_batch_gives_what_each_question_gives_alone(answerer) -> None:
 def test_lines_show_the_answer_in_its_passage(answerer) -> None:
     found = answerer.answer("who built a tower in Arden?")
     lines = found.lines()
-    assert len(lines) == 3 * len(found.answers)
+    assert len(lines) == 3 * (1 + sum(answer.probability >= 0.05 for answer in found.answers[1:]))
     assert all("\n" not in line for line in lines)
     assert f"[[{found.answers[0].text}]]" in lines[2]
     assert found.answers[0].passage.title in lines[1]
+
+
+def test_answers_differ_and_do_not_overlap_and_are_the_best_of_these(answerer) -> None:
+    for question in random_questions(6):
+        answers = answerer.answer(question).answers
+        assert len({normalise_answer(one.text) for one in answers}) == len(answers) == 5
+        assert [one.score for one in answers] == sorted((one.score for one in answers), reverse=True)
+        for one, other in itertools.combinations(answers, 2):
+            assert one.passage.id != other.passage.id or one.end <= other.start or other.end <= one.start
+
+
+@pytest.mark.parametrize(
+    ("probability", "words"), [(0.81, "very likely right"), (0.5, "probably right"), (0.38, "unsure")]
+)
+def test_a_terminal_has_the_words_of_the_page_beside_the_probability(probability, words) -> None:
+    passage = RankedPassage("p", "Arden", "It was founded in 1492.", 1, 1.0, "d", {})
+    best = Answer("1492", 1.0, probability, 18, 22, passage)
+    other, unlikely = replace(best, text="It", probability=0.1), replace(best, text="in", probability=0.01)
+    found = Answers("?", [best, other, unlikely], AnsweringIndex(1, 0), {}, [], None, found=True)
+    first, _, evidence, *rest = found.lines()
+    assert first == f"1492   ({words}, probability {probability:.2f})" and "in [[1492]]." in evidence
+    assert rest[0] == "It   (probability 0.10)" and len(rest) == 3
+    page = (Path(realm.__file__).parent / "serve" / "page" / "words.js").read_text().lower()
+    assert f'"{words}"' in page
 
 
 # -- odd questions and knowledge bases

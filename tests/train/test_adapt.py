@@ -206,7 +206,7 @@ def test_a_run_whose_minutes_are_over_keeps_what_it_learnt(
     monkeypatch.setattr(TrainRun, "seconds", lambda run: 61.0 if run.step >= steps else begins)
     out = adapt.train(tiny_kb, tmp_path / "out", settings("minutes=1"), str(tiny_model_folder))
     assert load_model(out).step == steps
-    assert f"{steps} of 6 steps were made within the limit of 1 min" in capsys.readouterr().err
+    assert f"{steps} of 6 steps, limit 1 min" in capsys.readouterr().err
 
 
 def test_a_slow_reader_reads_its_share_of_the_minutes_and_every_step_is_made(
@@ -227,8 +227,8 @@ def test_a_slow_reader_reads_its_share_of_the_minutes_and_every_step_is_made(
     assert load_model(out).step == 6
     assert clock == [50]
     said = capsys.readouterr().err
-    assert "6 of 6 steps were made within the limit of 1 min; the reader read " in said
-    read = int(said.split("the reader read ")[1].split(" of ")[0])
+    assert "6 of 6 steps, limit 1 min; sentences that the reader judged: " in said
+    read = int(said.split("the reader judged: ")[1].split(" of ")[0])
     assert 5 < read <= 5 * adapt.JUDGED_AT_ONCE
 
 

@@ -166,11 +166,13 @@ def test_a_fit_adds_replaces_and_deletes_what_changed_in_the_files(
 
 
 @pytest.mark.usefixtures("light")
-def test_a_text_that_is_mostly_new_is_adapted_to_again(home: Path, config: FitConfig) -> None:
+def test_a_text_that_is_mostly_new_is_adapted_to_again(home: Path, config: FitConfig, caplog) -> None:
+    caplog.set_level("INFO", "realm")
     for number in range(30):
         Path(f"docs/{number}.txt").write_text(text_of(f"Town{number}", 1200 + number))
     assert run(WS, ["docs"], config)["adaptation"]["changed"] == 0
     assert saved()["tests"]["made_questions"]["n"] > 30
+    assert caplog.text.count("so the model is judged again") == 1
 
 
 @pytest.mark.usefixtures("light")
@@ -330,7 +332,7 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
     monkeypatch.setattr(judging, "LEAST", 1000)
     monkeypatch.setattr(fit_module.adapt, "train", lambda *_: pytest.fail("adapted"))
     report = run(WS, ["docs"], config)
-    assert not report["adaptation"]["kept"] and "needs 1000 of each" in report["adaptation"]["why"]
+    assert not report["adaptation"]["kept"] and "needs 1000 masked facts" in report["adaptation"]["why"]
     shutil.rmtree("docs")
     Path("docs").mkdir()
     Path("docs/a.txt").write_text("ein satz ohne namen.")
@@ -343,7 +345,7 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
     ("words", "says"),
     [
         (["absent", "--out", "new"], "absent: no such file or folder"),
-        (["docs", "--out", "new", "--minutes", "-1"], "minutes is -1"),
+        (["docs", "--out", "new", "--minutes", "-1"], "is not a number of minutes"),
         (["docs", "--out", "new", "--start", "absent"], "no model at absent"),
         (["docs", "--out", "docs"], "docs exists and is not a workspace"),
         (["docs", "--out", "docs/Arden.txt"], "docs/Arden.txt is a file"),
