@@ -149,6 +149,6 @@ def test_whatever_a_library_raises_names_the_file(folder: Path, monkeypatch) -> 
     def broken(*_: object, **__: object) -> None:
         raise SystemError("returned NULL\nwithout setting an exception")
 
-    monkeypatch.setattr("realm.documents.formats.text_files.read_page", broken)
+    monkeypatch.setattr("realm.documents.formats.text_files.page_in", broken)
     _, report = read(folder / "page.html", folder / "latin.txt")
     assert report.left_out[0].problem == f"{folder}/page.html cannot be read (returned NULL)"

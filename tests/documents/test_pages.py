@@ -1,5 +1,6 @@
 """HTML: what a reader of the page sees, in time linear in the page."""
 
+import re
 import time
 from contextlib import suppress
 
@@ -66,6 +67,48 @@ def test_a_paragraph_alone_in_a_cell_is_a_cell() -> None:
         "Five.",
         "Six.",
     ]
+
+
+def test_rows_below_headings_are_sentences_with_the_names_of_the_columns() -> None:
+    def blocks(page: str) -> list[str]:
+        return read_page(page).text.split("\n\n")
+
+    head = "<table>\n<thead><tr>\n<th><div>Port</div></th>\n<th>Speed</th>\n</tr></thead>"
+    page = read_page(
+        f"{head}<tr>\n<td> <b>WAN</b> \n<td>2.5 <a href=x>Gbit/s</a>\n<tr><td>LAN<td></table>End."
+    )
+    assert page.text == "Port: WAN; Speed: 2.5 Gbit/s.\n\nPort: LAN.\n\nEnd."
+    assert [page.text[one.start :][:6] for one in page.anchors] == ["Gbit/s"]
+    assert blocks(f"{head}<tr><td>a<td><p>One.<p>Two.<tr><td>c<td>d") == [
+        "a | One.",
+        "Two.",
+        "Port: c; Speed: d.",
+    ]
+    assert blocks(f"{head}<tr><th>a<td>b<tr><td>a<td>b<td>c") == ["Port: a; Speed: b.", "a | b | c"]
+    inner = "<table><tr><th>x<th>y<tr><td>5<td>6</table>"
+    assert blocks(f"{head}<tr><td>1<td>{inner}<tr><td>7<td>8</table>") == [
+        "1 |",
+        "x: 5; y: 6.",
+        "Port: 7; Speed: 8.",
+    ]
+    assert blocks(f"a{head}</table>b") == ["a", "Port | Speed", "b"]  # a table for layout
+    assert blocks("<table><tr><th>Capital<td>Paris<tr><th>Area<td>5") == ["Capital | Paris", "Area | 5"]
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.sampled_from(["<td>{}", "<th>{}", "<td><p>{}", "<td><div>{}</div>", "<td>{}<table><tr><td>q"])
+        ),
+        max_size=5,
+    )
+)
+def test_every_word_of_a_table_is_kept(rows: list[list[str]]) -> None:
+    numbers = iter(range(100))
+    source = "".join("<tr>" + "".join(cell.format(f"w{next(numbers)}e") for cell in row) for row in rows)
+    text = read_page(f"<p>a<table>{source}</table><p>b").text
+    assert set(re.findall(r"w\d+e", text)) == set(re.findall(r"w\d+e", source))
+    assert text.startswith("a") and text.endswith("b")
 
 
 def test_a_picture_has_a_title_of_its_own() -> None:

@@ -247,7 +247,7 @@ def test_markdown_loses_its_markup_and_keeps_its_text(tmp_path: Path) -> None:
     assert document.title == "The title"
     assert document.text.split("\n\n") == [
         "A link with code, and more.",
-        *("Part", "one", "two", "a | b", "1 | 2", "x = 1", "y"),
+        *("Part", "one", "two", "a: 1; b: 2.", "x = 1", "y"),
         "bold &",
     ]
 
@@ -266,7 +266,7 @@ def test_html_gives_what_a_reader_sees(tmp_path: Path) -> None:
         <svg><title>no</title></svg><table><tr><th>a<th>b<tr><td>1<td>2</table><pre>x\n  y</pre></html>"""
     (document,) = read(write(tmp_path / "a.html", source))
     assert document.title == "A & B"
-    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a | b", "1 | 2", "x\ny"]
+    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a: 1; b: 2.", "x\ny"]
 
 
 def test_html_title_falls_back_to_the_first_heading_then_to_the_file_name(tmp_path: Path) -> None:

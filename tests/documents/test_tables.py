@@ -46,10 +46,41 @@ def test_a_table_with_a_line_without_end_is_not_read_into_memory(tmp_path: Path,
     assert read(tmp_path / "notes.csv") == ({"A": "One."}, {"too long": 1})
 
 
-def test_a_table_without_the_columns_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x.tsv").write_text("name\tvalue\na\tb\n")
-    with pytest.raises(InputError, match=r"x\.tsv: the first line has no column text or title"):
-        list(read_documents([str(tmp_path / "x.tsv")]))
+@pytest.mark.parametrize("name", ["contracts.csv", "contracts.tsv.gz"])
+def test_a_table_without_a_title_and_a_text_is_a_document_with_a_sentence_per_row(
+    name: str, tmp_path: Path
+) -> None:
+    separator = "\t" if "tsv" in name else ";"
+    rows = [
+        ("Customer", "City, country", "", "until"),
+        ("Ott & Co", "Bern", "red", "2027"),
+        ("Lee", "", "", ""),
+        ("",) * 4,
+    ]
+    with (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "wt", newline="") as file:
+        csv.writer(file, delimiter=separator).writerows([*rows, ("cut",)])
+    report = ReadingReport()
+    (found,) = read_documents([str(tmp_path / name)], report=report)
+    assert found.text == "Customer: Ott & Co; City, country: Bern; red; until: 2027.\nCustomer: Lee."
+    assert (found.title, found.id) == ("contracts", str(tmp_path / name))
+    assert found.fields["path"] == str(tmp_path / name)
+    assert dict(report.reasons) == {"without a usable title, text or id": 1}
+
+
+def test_a_long_table_without_a_title_and_a_text_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("name,text\n" + "a,b\n" * 1000)
+    with pytest.raises(InputError, match=r"x\.csv: without a column title, .* over 100 characters"):
+        list(read_documents([str(tmp_path / "x.csv")], max_document_chars=100))
+
+
+@pytest.mark.parametrize("rows", ["", ",\n", "a\n"])
+def test_a_table_without_a_row_is_one_line(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("name,value\n" + rows)
+    with pytest.raises(InputError, match=r"x\.csv"):
+        list(read_documents([str(tmp_path / "x.csv")]))
+
+
+def test_a_row_with_another_number_of_columns_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
 

@@ -59,7 +59,10 @@ class PageError(ValueError):
 
 
 def read_page(source: str) -> Page:
-    """The visible text of a page, with blank lines between blocks and " | " between the cells of a row.
+    """The visible text of a page, with blank lines between blocks.
+
+    The rows of a table with a row of headings are sentences (`sentence_of`), and the headings alone are left out. In all other
+    rows, " | " is between the cells.
 
     Raises:
         PageError: elements are nested deeper than `DEEPEST`.
@@ -84,6 +87,18 @@ def read_page(source: str) -> Page:
         if number
     )
     return Page(title, heading, text, _headings(text, levels), taken.fields, anchors)
+
+
+def page_in(path: Path, source: str) -> Page:
+    """The visible text of a page in a file.
+
+    Raises:
+        Unreadable: elements are nested too deeply.
+    """
+    try:
+        return read_page(source)
+    except PageError as error:
+        raise Unreadable(path, Reason.DAMAGED, f"{path}: {error}") from None
 
 
 def _headings(text: str, levels: Sequence[tuple[int, int]]) -> tuple[Heading, ...]:
@@ -180,6 +195,66 @@ _FOR_BROWSERS = re.compile(
 _MOST_META = 1_000
 
 
+class _Table:
+    """The headings of an open table, and the row that is being read. A cell begins with a separator in the collected text."""
+
+    def __init__(self) -> None:
+        self.headings: list[str] = []
+        self.cells: list[int] = []
+        """Places of the separators of the cells of the row in the collected text."""
+        self.only_headings = True
+        """Whether all cells of the row are headings."""
+        self.has_table = False
+        """Whether a cell of the row has a table."""
+        self.only = ""
+        """The words of the headings, while no row follows them."""
+
+    def end_row(self, text: list[str]) -> None:
+        """Makes a sentence of the row at the end of `text`, or takes the row as the headings of the table and removes it.
+
+        A row stays as it is if it has another number of cells than the headings, or a cell of several blocks.
+        """
+        cells = [place for place in self.cells if place < len(text)]
+        only_headings, has_table = self.only_headings, self.has_table
+        self.cells, self.only_headings, self.has_table = [], True, False
+        if len(cells) < 2 or has_table:
+            return
+        ends = [*cells[1:], len(text)]
+        words = [_plain("".join(text[place + 1 : end])) for place, end in zip(cells, ends, strict=True)]
+        if any("\n\n" in one for one in words):
+            self.only = ""
+            return
+        if only_headings and not self.headings:
+            self.headings = [" ".join(one.split()) for one in words]
+            self.only = " | ".join(self.headings)
+            del text[cells[0] + 1 :]
+            return
+        self.only = ""
+        if len(words) == len(self.headings) and any(words):
+            separator = "\n\n"
+            for place, end, name, cell in zip(cells, ends, self.headings, words, strict=True):
+                _strip(text, place + 1, end)
+                text[place] = ""
+                if cell:
+                    text[place] = separator + (f"{name}: " if name else "")
+                    separator = "; "
+            text.append(".")
+
+
+def _strip(text: list[str], start: int, end: int) -> None:
+    """Removes the white space at both ends of the parts `start` to `end` of a text."""
+    for places, strip in ((range(start, end), str.lstrip), (range(end - 1, start - 1, -1), str.rstrip)):
+        for place in places:
+            text[place] = strip(text[place])
+            if text[place]:
+                break
+
+
+def _plain(text: str) -> str:
+    """The text without marks, with single spaces, and without spaces at its ends."""
+    return _SPACES.sub(" ", _MARK.sub("", text)).strip()
+
+
 class _Taken:
     """Target of the parser: collects the title, the first heading and the text, element by element."""
 
@@ -197,6 +272,8 @@ class _Taken:
         self._heading_read = False
         self._level: str | None = None  # level of a heading that has begun, and has no text yet
         self._address: str | None = None  # address of a link that has begun, and has no text yet
+        self._tables: list[_Table] = []
+        """The open tables, the innermost last."""
         self._row_started = False
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
@@ -216,6 +293,10 @@ class _Taken:
             self._asides.append((self._depth, len(self.text)))
         elif tag in _OWN_TEXT:
             self._asides.clear()
+        if tag == "table":
+            if self._tables:
+                self._tables[-1].has_table = True
+            self._tables.append(_Table())
         if tag == "p" and self._in_cell():
             self._paragraph_ended = self._cell_has_text
         elif tag in _BLOCK:
@@ -224,6 +305,9 @@ class _Taken:
         elif tag == "br":
             self.text.append("\n")
         elif tag in ("td", "th"):
+            if self._tables:
+                self._tables[-1].cells.append(len(self.text))
+                self._tables[-1].only_headings &= tag == "th"
             self.text.append(" | " if self._row_started else "\n\n")
             self._row_started = True
             self._cell_has_text = self._paragraph_ended = False
@@ -238,6 +322,10 @@ class _Taken:
             self._address = None
         elif tag in _HEADING:
             self._heading_read = self._heading_read or bool("".join(self.heading).strip())
+        if tag in ("tr", "table") and self._tables:
+            self._tables[-1].end_row(self.text)
+        if tag == "table" and self._tables:
+            self.text.append(self._tables.pop().only)
         if tag == "p" and self._in_cell():
             self._paragraph_ended = self._cell_has_text
         elif tag in _BLOCK:

@@ -1,4 +1,7 @@
-"""Tables with a heading line become records, one per row: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`."""
+"""Tables with a heading line become records: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`.
+
+A table with the columns "title" and "text" is a record per row; any other table is one record, with a sentence per row.
+"""
 
 import csv
 import io
@@ -6,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm.documents.formats.compressed import opened
+from realm.documents.formats.compressed import opened, uncompressed
 from realm.documents.formats.encodings import decode, marked, without_text
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, present_names, record
+from realm.documents.formats.rows import sentence_of
 from realm.errors import first_line
 from realm.text.fields import read_value
 
 _PARTS = frozenset(("title", "text"))
-"""Columns that every table has."""
+"""Columns of a table with a record per row."""
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
 
@@ -29,27 +33,24 @@ def _values(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
 
 
 def tsv(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each row of tab-separated values. See `_table`."""
-    return _table(path, limits, "\t", Reason.FIELDS)
+    """The records of tab-separated values. See `_table`."""
+    return _table(path, limits, "\t")
 
 
 def comma_separated(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-    """A record for each row of CSV, whose values are separated by commas, semicolons or tabs. See `_table`.
-
-    A table without the columns "title" and "text" is left out as a file of another type.
-    """
-    return _table(path, limits, ",;\t", Reason.TYPE)
+    """The records of CSV, whose values are separated by commas, semicolons or tabs. See `_table`."""
+    return _table(path, limits, ",;\t")
 
 
-def _table(path: Path, limits: Limits, separators: str, without: Reason) -> Iterator[Record | Unreadable]:
-    """A record for each row. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks.
+def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unreadable]:
+    """The records of a table. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks.
 
-    The separator is the first of `separators` with which the heading line has the columns "title" and "text". The beginning of
-    the file shows the encoding.
+    The separator is the first of `separators` with which the heading line has the columns "title" and "text"; without these
+    columns, the separator with which it has most columns. The beginning of the file shows the encoding.
 
     Raises:
-        Unreadable: the file is empty or damaged, is in an unknown encoding, or has a heading line without "title" or "text",
-            for which the reason is `without`.
+        Unreadable: the file is empty or damaged, is in an unknown encoding, has no heading line or no row, or is one record
+            that is too long.
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -63,32 +64,54 @@ def _table(path: Path, limits: Limits, separators: str, without: Reason) -> Iter
         try:
             while not heading.strip() or heading.startswith("sep="):
                 if (line := next(lines, None)) is None:
-                    raise Unreadable(path, without, f"{path}: there is no heading line")
+                    raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
                 heading, number = line, number + 1
             before = number
             headings = {one: next(csv.reader([heading], delimiter=one)) for one in separators}
-            separator, names = next(
-                ((one, names) for one, names in headings.items() if present_names(names).keys() >= _PARTS),
-                (separators[0], headings[separators[0]]),
-            )
-            if missing := _PARTS - present_names(names).keys():
-                columns = " or ".join(sorted(missing))
-                raise Unreadable(path, without, f"{path}: the first line has no column {columns}")
+            separator = max(separators, key=lambda one: (_has_parts(headings[one]), len(headings[one])))
+            names = headings[separator]
+            has_parts = _has_parts(names)
             rows = csv.reader(lines, delimiter=separator)
+            sentences, length = [], 0
             for row in filter(None, rows):
                 number = before + rows.line_num
                 where = f"{path}:{number}"
                 if len(row) != len(names):
                     message = f"{where}: {len(row)} columns, but {len(names)} in the heading line"
                     yield Unreadable(where, Reason.FIELDS, message)
-                else:
+                elif has_parts:
                     found = record(where, _values(names, row))
                     yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
+                elif any(cells := [" ".join(cell.split()) for cell in row]):
+                    sentences.append(sentence_of([" ".join(name.split()) for name in names], cells))
+                    length += len(sentences[-1]) + 1
+                    if length > limits.document_chars:
+                        raise _too_long(path, names, limits)
+            if sentences:
+                text = "\n".join(sentences)
+                yield Record(str(path), uncompressed(path).stem, text, path.as_posix(), assumed)
+            elif not has_parts:
+                raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
         except UnicodeDecodeError as error:
             raise Unreadable(path, Reason.ENCODING, f"{path} is not {encoding} ({error.reason})") from None
         except csv.Error as error:
             reason = Reason.TOO_LONG if "field larger" in str(error) else Reason.DAMAGED
             raise Unreadable(path, reason, f"{path}:{number}: {first_line(error)}") from None
+
+
+def _has_parts(names: Sequence[str]) -> bool:
+    return present_names(names).keys() >= _PARTS
+
+
+def _too_long(path: Path, names: Sequence[str], limits: Limits) -> Unreadable:
+    missing = " and ".join(sorted(_PARTS - present_names(names).keys()))
+    over = f"over {limits.document_chars:,} characters"
+    return Unreadable(
+        path,
+        Reason.TOO_LONG,
+        f"{path}: without a column {missing}, a table is one document, and this one has {over}: name the columns, split the "
+        "table, or raise max_document_chars",
+    )
 
 
 def _encoding(path: Path, start: bytes) -> tuple[str, str | None]:

@@ -6,8 +6,8 @@ from pathlib import Path
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
-from realm.documents.formats.pages import Page, PageError, page_record, read_page
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.pages import page_in, page_record
+from realm.documents.formats.records import Limits, Record
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
@@ -28,7 +28,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     source, assumed = whole(path, limits)
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML.
-    page = _page(path, MarkdownIt("commonmark").enable("table").render(source))
+    page = page_in(path, MarkdownIt("commonmark").enable("table").render(source))
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
     yield page_record(path, front.title or page.heading, page.text, assumed, fields, headings)
@@ -37,14 +37,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
 def html(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is the title element, else the first heading, else the file name."""
     source, assumed = whole(path, limits, html=True)
-    page = _page(path, source)
+    page = page_in(path, source)
     headings = page.headings if limits.headings else ()
     title = page.title or page.heading
     yield page_record(path, title, page.text, assumed, page.fields, headings)
-
-
-def _page(path: Path, source: str) -> Page:
-    try:
-        return read_page(source)
-    except PageError as error:
-        raise Unreadable(path, Reason.DAMAGED, f"{path}: {error}") from None

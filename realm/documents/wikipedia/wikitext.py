@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import mwparserfromhell
 from mwparserfromhell import nodes
 
+from realm.documents.formats.rows import sentence_of
 from realm.documents.wikipedia.titles import linked_title
 from realm.text.corpus import Link
 
@@ -311,8 +312,7 @@ class _Taken:
             if not headings and len(texts) > 1 and all(str(cell.tag) == "th" for cell in cells):
                 headings = texts
             elif len(texts) == len(headings):
-                pairs = zip(headings, texts, strict=True)
-                yield "; ".join(f"{name}: {text}" if name else text for name, text in pairs if text) + "."
+                yield sentence_of(headings, texts)
             else:
                 yield " | ".join(texts)
 

@@ -1,0 +1,93 @@
+"""E-mails, as Python's own `email` writes them, and as other programs do."""
+
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.documents.formats.mail import mail
+from realm.documents.formats.records import Limits, Unreadable
+from realm.documents.reading import ReadingReport, read_documents
+from realm.errors import InputError
+from realm.text.corpus import Document
+
+
+def read(path: Path) -> Document:
+    (found,) = read_documents([str(path)])
+    return found
+
+
+def message(**headers: str) -> EmailMessage:
+    found = EmailMessage()
+    for name, value in headers.items():
+        found[name] = value
+    return found
+
+
+def test_a_message_has_its_subject_text_and_headers(tmp_path: Path) -> None:
+    sent = message(
+        Subject="Garantie für die Pumpe – Müller",
+        From="Ana Müller <ana@example.org>",
+        To="help@example.org",
+        Date="Tue, 03 Mar 2026 09:30:00 +0100",
+    )
+    sent.set_content("The warranty of pump 7 ends in 2029.\n\nGrüße\nAna\n")
+    sent.add_alternative("<p>The warranty <b>ends</b>.</p>", subtype="html")
+    sent.add_attachment(b"%PDF-", maintype="application", subtype="pdf", filename="offer.pdf")
+    (tmp_path / "a.eml").write_bytes(bytes(sent))
+    found = read(tmp_path / "a.eml")
+    assert (found.title, found.text) == (
+        "Garantie für die Pumpe – Müller",
+        "The warranty of pump 7 ends in 2029.\n\nGrüße\nAna",
+    )
+    assert {name: found.fields[name] for name in ("from", "to", "date")} == {
+        "from": "Ana Müller <ana@example.org>",
+        "to": "help@example.org",
+        "date": datetime(2026, 3, 3, 8, 30, tzinfo=UTC).isoformat().replace("+00:00", "Z"),
+    }
+    assert "cc" not in found.fields and found.id == str(tmp_path / "a.eml")
+
+
+def test_a_message_with_html_alone_has_the_text_of_the_page(tmp_path: Path) -> None:
+    sent = message()
+    sent.set_content("<h1>News</h1><p>One.</p><script>no</script><p>Two.</p>", subtype="html")
+    (tmp_path / "note.eml").write_bytes(bytes(sent))
+    found = read(tmp_path / "note.eml")
+    assert (found.title, found.text) == ("note", "News\n\nOne.\n\nTwo.")
+
+
+@pytest.mark.parametrize("charset", ["", "; charset=utf-8", "; charset=klingon"])
+def test_a_charset_that_is_missing_wrong_or_unknown_is_guessed(charset: str, tmp_path: Path) -> None:
+    head = f"Subject: Caf\xe9 =?utf-8?q?caf=C3=A9?=\nDate: soon\nContent-Type: text/plain{charset}\n\n"
+    (tmp_path / "a.eml").write_bytes(
+        head.encode("cp1252") + "Wir öffnen um neun Uhr, jeden Tag.".encode("cp1252")
+    )
+    found = read(tmp_path / "a.eml")
+    assert found.text == "Wir öffnen um neun Uhr, jeden Tag." and found.title.endswith("café")
+
+
+def test_a_message_without_text_is_left_out(tmp_path: Path) -> None:
+    sent = message(Subject="a picture")
+    sent.add_attachment(b"...", maintype="image", subtype="png", filename="a.png")
+    for name, content in (("a", bytes(sent)), ("b", b""), ("c", b"Subject: only\n\n")):
+        (tmp_path / f"{name}.eml").write_bytes(content)
+    report = ReadingReport()
+    with pytest.raises(InputError, match="nothing could be read"):
+        list(read_documents([str(tmp_path)], report=report))
+    assert dict(report.reasons) == {"without text": 3}
+
+
+@given(
+    st.binary(max_size=200),
+    st.sampled_from([b"", b"Content-Type: multipart/mixed; boundary=x\n\n--x\n", b"Subject: "]),
+)
+def test_any_bytes_are_a_message_or_one_problem(tmp_path_factory, data: bytes, start: bytes) -> None:
+    path = tmp_path_factory.mktemp("mail") / "a.eml"
+    path.write_bytes(start + data)
+    with suppress(Unreadable):
+        (found,) = mail(path, Limits())
+        assert found.text and found.title and (found.title + found.text).encode()
