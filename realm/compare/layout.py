@@ -15,7 +15,7 @@ from realm.compare.results import (
 )
 from realm.compare.rows import label_of
 from realm.qa.scoring.metrics import RECALL_AT
-from realm.stages.tables import aligned, difference
+from realm.stages.tables import aligned, difference, fitting
 from realm.systems import knn_lm
 
 DASH = "-"
@@ -144,12 +144,19 @@ def _recall(one: Retrieved) -> list[str]:
     return [shares, f"{one['mrr']:.1f}"] if one["n"] else [DASH, DASH]
 
 
-def lines(report: TableJson) -> list[str]:
-    """The tables, and what the numbers depend on, as lines for a terminal."""
-    return [
-        *(line for table in tables(report) for line in (*aligned(table), "")),
-        *made_lines(report["made_by"]),
-    ]
+def lines(report: TableJson, width: int = 0) -> list[str]:
+    """The tables, and what the numbers depend on, as lines for a terminal with `width` columns (0: unknown).
+
+    The last columns of a table that is wider are left out, and a line says so.
+    """
+    found, left_out = [], False
+    for table in tables(report):
+        shown = fitting(table, width)
+        left_out |= len(shown[0]) < len(table[0])
+        found += [*aligned(shown), ""]
+    if left_out:
+        found += ["The terminal is too narrow for all columns.", ""]
+    return [*found, *made_lines(report["made_by"])]
 
 
 def markdown(report: TableJson) -> str:

@@ -1,7 +1,9 @@
 """Runs the stages of a table, and writes the report."""
 
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
@@ -41,7 +43,11 @@ def run(
     print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
     if not plan.config.rows:
         for name, needed in plan.left_out().items():
-            print(f"The row {name} is left out, because it needs {needed}.")
+            print(f'The row "{name}" is left out, because it needs {needed}.')
+    if plan.data.documents:
+        print(
+            f"Only the first {plan.data.documents:,} documents are used, so the numbers show little but that the commands run."
+        )
     print("Each line that begins with $ is a command that you can also run yourself.")
     print("You can stop the command at any time; the same command continues the work.")
     if jobs > 1:
@@ -76,7 +82,8 @@ def run(
     write_json(folder / f"{name}.json", report)
     (folder / f"{name}.md").write_text(layout.markdown(report), encoding="utf-8")
     plots.draw(report, folder / f"{name}.png")
-    print("", *layout.lines(report), sep="\n")
+    width = shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
+    print("", *layout.lines(report, width), sep="\n")
     print(
         f"All numbers are in {folder / name}.json; the tables are in {folder / name}.md and {folder / name}.png."
     )

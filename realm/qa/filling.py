@@ -190,7 +190,9 @@ class Filler:
                 words += self._words(
                     self._read(self._widened(ids, {place: width}), visible, method), number, width
                 )
-            best.append(nlargest(PREDICTIONS, words, key=lambda word: word.prediction.probability))
+            likely = nlargest(len(words), words, key=lambda word: word.prediction.probability)
+            # Only words of as many wordpieces as the best: the probabilities of others, from another input, add up to 1 too.
+            best.append([word for word in likely if len(word.pieces) == len(likely[0].pieces)][:PREDICTIONS])
         chosen = [words[0].pieces for words in best] if asked is None else [asked]
         widths = dict(zip(places, map(len, chosen), strict=True))
         read = (

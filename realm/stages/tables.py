@@ -26,6 +26,13 @@ def aligned(rows: list[list[str]]) -> list[str]:
     ]
 
 
+def fitting(rows: list[list[str]], width: int) -> list[list[str]]:
+    """The table without the last columns, if it is wider than `width`; at least two columns stay. 0: the width is unknown."""
+    while width and len(rows[0]) > 2 and len(aligned(rows)[0]) > width:
+        rows = [row[:-1] for row in rows]
+    return rows
+
+
 def difference(found: PairedDifference) -> str:
     """A difference in points, with its 95 % interval in brackets and its p value."""
     p = "<.001" if found["p"] < 0.001 else f"{found['p']:.3f}"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from realm import cli
-from realm.compare import plots, results
+from realm.compare import layout, plots, results
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.table import DataJson
 from realm.model.manifest import read_manifest
@@ -36,7 +36,7 @@ def compared(home: Home) -> dict[str, Any]:
     """The report of `realm compare`, which is also in table1/table1.json."""
     text = printed(*home.words("compare", home.table1))
     assert "REALM + BM25" in text
-    assert "The row published is left out, because it needs published weights: give a checkpoint" in text
+    assert 'The row "published" is left out, because it needs published weights: give a checkpoint' in text
     assert "realm-x is left out" not in text
     assert "Training and dev questions that are left out because they are also in a test: 1." in text
     return json.loads((home.table1 / "table1.json").read_text())
@@ -178,6 +178,16 @@ def test_the_picture_shows_every_value_within_its_interval(home, compared) -> No
     for panel in drawn:
         for value, (low, high) in zip(panel.values, panel.intervals, strict=True):
             assert low - 0.01 <= value <= high + 0.01
+
+
+def test_a_narrow_terminal_shows_the_columns_that_fit(compared) -> None:
+    wide = layout.lines(compared)
+    assert max(map(len, wide)) > 100 and layout.lines(compared, 400) == wide
+    narrow = layout.lines(compared, 80)
+    cut = narrow.index("The terminal is too narrow for all columns.")
+    assert max(map(len, narrow[:cut])) <= 80 and narrow[cut + 2 :] == layout.made_lines(compared["made_by"])
+    for row in compared["rows"].values():
+        assert any(line.startswith(row["label"]) for line in narrow)
 
 
 def test_a_finished_table_is_only_read_again(home, compared) -> None:

@@ -147,16 +147,36 @@ def test_json_and_lines_have_the_same_content(filler) -> None:
 
 
 def test_every_word_of_one_or_two_pieces_has_its_marginal_and_no_other_does(filler, monkeypatch) -> None:
-    monkeypatch.setattr(filling, "PIECES", 2)
     monkeypatch.setattr(filling, "PREDICTIONS", 10**6)
-    for mask, predictions in enumerate(filler.fill(SENTENCE).masks):
+    visible = SENTENCE.replace("[MASK]", " ")
+    ids, places, _ = filler._masked(SENTENCE)
+    for mask, place in enumerate(places):
+        found = [
+            word
+            for width in (1, 2)
+            for word in filler._words(
+                filler._read(filler._widened(ids, {place: width}), visible, "dense"), mask, width
+            )
+        ]
         words = words_by_hand(filler, mask)
-        own = filler.model.tokenizer.encode([p.text for p in predictions])
-        assert sum(len(pieces) == 2 for pieces in own) > 5000
+        assert sum(len(word.pieces) == 2 for word in found) > 5000
+        predictions = [word.prediction for word in found]
         assert len(predictions) == len({p.text for p in predictions}) == len(words)
         np.testing.assert_allclose(
             [p.probability for p in predictions], [words[p.text] for p in predictions], rtol=1e-3
         )
+
+
+def test_predictions_have_as_many_wordpieces_as_the_best_so_that_they_add_up(filler, monkeypatch) -> None:
+    monkeypatch.setattr(filling, "PREDICTIONS", 10**6)
+    monkeypatch.setattr(filling, "PIECES", 2)
+    for mask, predictions in enumerate(filler.fill(SENTENCE).masks):
+        words = words_by_hand(filler, mask)
+        best = max(words, key=lambda word: words[word])
+        assert predictions[0].text == best
+        own = filler.model.tokenizer.encode([p.text for p in predictions])
+        assert len({len(pieces) for pieces in own}) == 1
+        assert sum(p.probability for p in predictions) <= 1 + 1e-4
 
 
 @pytest.mark.parametrize("target", ["salt", "qx7", "Berthe salt"])
