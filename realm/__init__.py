@@ -3,7 +3,7 @@
     import realm
 
     manual = realm.fit(["docs/"], "manual")  # and later: realm.load("manual")
-    answer = manual.answer("how do I reset the device?")
+    answer = manual.answer("when does the warranty end?")
     print(answer.text, answer.probability, answer.passage.title)
 
 The import of this package is fast, because the modules of the names in `__all__` are imported when a name is first used.

@@ -197,7 +197,8 @@ def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:
 
 
 def _around(text: str, place: int, width: int = 160) -> str:
-    """About 2 * `width` characters of a text around `place`, on one line."""
+    """About 2 * `width` characters of a text around `place`, on one line, with " / " in place of line breaks."""
     first = max(0, place - width // 2)
-    part = " ".join(text[first : first + 2 * width].split())
+    lines = (" ".join(line.split()) for line in text[first : first + 2 * width].splitlines())
+    part = " / ".join(filter(None, lines))
     return ("... " if first else "") + part + (" ..." if first + 2 * width < len(text) else "")

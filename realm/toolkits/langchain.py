@@ -15,7 +15,7 @@ class RealmRetriever(BaseRetriever):
     """Retrieves passages from a workspace or a server.
 
     retriever = RealmRetriever(source="manual", k=5)
-    documents = retriever.invoke("how do I reset the device?")
+    documents = retriever.invoke("when does the warranty end?")
 
     The metadata of a document have the fields, the title and the id of the document, and the score by which the passage was
     ranked. `title`, `document` and `score` replace fields with these names.

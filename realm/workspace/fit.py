@@ -89,7 +89,7 @@ def fit(
     """Makes a workspace from documents, or updates an existing workspace. Returns the open workspace.
 
         manual = realm.fit(["docs/"], "manual")
-        print(manual.answer("how do I reset the device?").text)
+        print(manual.answer("when does the warranty end?").text)
 
     Args:
         sources: files, folders, and `package:` corpora.

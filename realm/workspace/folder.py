@@ -29,7 +29,7 @@ class Workspace:
     """An open workspace: a knowledge base and its model. Changes by other processes take effect at the next call.
 
         workspace = realm.load("manual")
-        answer = workspace.answer("how do I reset the device?")
+        answer = workspace.answer("when does the warranty end?")
         print(answer.text, answer.probability, answer.passage.title)
 
     Several threads may use the same workspace.
