@@ -13,7 +13,7 @@ T = TypeVar("T")
 EARLIER: dict[str, Any] = {"document": "", "fields": {}}
 """Values of keys that a server of an earlier version does not send."""
 LIKELY = 0.05
-"""Least probability of an answer that a terminal shows beside the best answer."""
+"""Least probability of an answer that a terminal shows beside the best answer; the page (`words.js`) has the same number."""
 
 
 class IndexJson(TypedDict):

@@ -1,6 +1,7 @@
 """Workspaces. A workspace is a folder with a knowledge base and a model, which `realm fit` makes from documents.
 
 fit         makes or updates a workspace: knowledge base, index, adaptation, comparison with the start model
+examples    chooses the questions that show what can be asked
 sync        updates the knowledge base, so that it contains the documents of the sources
 watch       keeps the knowledge base in step with files until it is stopped
 judging     compares the adapted model with the start model

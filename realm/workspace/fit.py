@@ -38,15 +38,15 @@ from realm.index.versions import build_index
 from realm.model.folder import Model, copy_model, load_model
 from realm.model.manifest import is_model, read_manifest
 from realm.progress import duration
-from realm.qa.answers import Answer, Answers, RankedPassage
+from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
-from realm.qa.scoring.metrics import exact_match
 from realm.questions import MadeQuestion, make_questions
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.table import newest_version
 from realm.train import adapt
 from realm.workspace import judging
+from realm.workspace.examples import TRIED, right_first
 from realm.workspace.folder import Workspace
 from realm.workspace.report import (
     KB,
@@ -70,8 +70,7 @@ ADAPT_AGAIN = 0.25
 """A fit adapts again if more than this share of the passages was added or removed since the last adaptation."""
 FACTS = 1000
 """Largest number of masked facts, from held-out passages, on which the models are compared."""
-EXAMPLES, TRIED = 3, 12
-"""Number of examples, and of the made questions among which questions with the right answer are preferred."""
+EXAMPLES = 3
 SHORT = 90
 """Preferred maximum length of an example question, in characters."""
 _log = logging.getLogger(__name__)
@@ -307,8 +306,7 @@ def _check_folder(folder: Path) -> None:
 def _examples(kb: Path, model: Path, made: Sequence[MadeQuestion], device: str) -> list[ExampleJson]:
     """Up to `EXAMPLES` of the made questions, drawn at random from different documents, each with its best answer.
 
-    The examples show what can be asked, so questions that are answered as expected are preferred: rules also make questions
-    that nobody would ask.
+    Questions that are answered as expected are preferred.
     """
     short = [one for one in made if len(one.question) <= SHORT] or list(made)
     drawn = [short[n] for n in np.random.default_rng(0).permutation(len(short))]
@@ -318,14 +316,8 @@ def _examples(kb: Path, model: Path, made: Sequence[MadeQuestion], device: str) 
     answerer = Answerer.load(str(kb), str(model), AnswerConfig(device=device))
     if answerer.model.span_reader is None:
         return [_example(one, answerer.passages(one.question, 1)[0]) for one in asked[:EXAMPLES]]
-    answered = answerer.answer_batch([one.question for one in asked])
-    pairs = sorted(zip(asked, answered, strict=True), key=lambda pair: not _is_right(*pair))
-    return [_example(one, answers.answers[0], answers.found) for one, answers in pairs[:EXAMPLES]]
-
-
-def _is_right(made: MadeQuestion, answers: Answers) -> bool:
-    """Whether a question has the expected answer, and the answer is not a guess."""
-    return answers.found and exact_match(answers.answers[0].text, list(made.answers))
+    chosen = right_first(answerer, asked)[:EXAMPLES]
+    return [_example(one, answers.answers[0], answers.found) for one, answers in chosen]
 
 
 def _example(made: MadeQuestion, found: Answer | RankedPassage, is_found: bool | None = None) -> ExampleJson:

@@ -17,7 +17,7 @@ from realm.index.versions import complete_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
 from realm.qa import pipeline
-from realm.qa.answers import Answer, AnsweringIndex, Answers, RankedPassage
+from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate, question_ranks, retrieve_to_file
@@ -183,7 +183,7 @@ def test_a_terminal_has_the_words_of_the_page_beside_the_probability(probability
     assert first == f"1492   ({words}, probability {probability:.2f})" and "in [[1492]]." in evidence
     assert rest[0] == "It   (probability 0.10)" and len(rest) == 3
     page = (Path(realm.__file__).parent / "serve" / "page" / "words.js").read_text().lower()
-    assert f'"{words}"' in page
+    assert f'"{words}"' in page and f"likely = {LIKELY};" in page
 
 
 # -- odd questions and knowledge bases

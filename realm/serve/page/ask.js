@@ -3,7 +3,7 @@
 import { address, age, asking, bar, choice, el, field, fieldList, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
 import { feedback } from "./feedback.js";
 import { filtering } from "./filter.js";
-import { explain, sureness } from "./words.js";
+import { explain, LIKELY, sureness } from "./words.js";
 
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
@@ -151,7 +151,7 @@ function column(said, method, named, writable, where) {
   const cards = said.passages.map((passage) => card(passage, `h${level + 1}`));
   const heading = named ? el("h2", { class: "method" }, METHODS.find(([m]) => m === method)[1], el("small", {}, ` ${SAYS[method]}`)) : null;
   if (!best) return el("article", { class: "column" }, heading, el("p", { class: "answer none" }, where ? "No passage that matches the filter was found." : "There is no passage to read."));
-  const others = said.answers.slice(1).map((answer) =>
+  const others = said.answers.slice(1).filter((answer) => answer.probability >= LIKELY).map((answer) =>
     el("li", {}, el("button", { type: "button", class: "other", onclick: () => choose(answer) }, answer.text, el("small", {}, ` ${percent(answer.probability)}`))),
   );
   const answer = el("p", { class: "answer" });

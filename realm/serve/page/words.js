@@ -11,6 +11,9 @@ const MEANINGS = {
   nats: ["nats", "A difference of natural logarithms of probabilities. A passage that raises a prediction by 0.69 nats doubles the probability of the prediction; with 2.3 nats the probability becomes ten times as large. A passage that lowers a prediction divides the probability by the same factors."],
 };
 
+// Least probability of an answer that is shown beside the best answer.
+export const LIKELY = 0.05;
+
 // A level, which has a colour, and words for the probability of an answer; `found` is false if the best answer is only a guess.
 export function sureness(probability, found) {
   if (!found) return ["none", "A guess"];

@@ -1,0 +1,22 @@
+"""Chooses example questions: rules also make questions that nobody would ask, so questions that are answered are preferred."""
+
+from collections.abc import Sequence
+
+from realm.qa.answers import Answers
+from realm.qa.pipeline import Answerer
+from realm.qa.scoring.metrics import exact_match
+from realm.questions import MadeQuestion
+
+TRIED = 12
+"""Number of made questions among which the examples are chosen."""
+
+
+def right_first(answerer: Answerer, asked: Sequence[MadeQuestion]) -> list[tuple[MadeQuestion, Answers]]:
+    """The questions with their answers, first those that are answered as expected; the order stays otherwise."""
+    answered = answerer.answer_batch([one.question for one in asked])
+    return sorted(zip(asked, answered, strict=True), key=lambda pair: not _is_right(*pair))
+
+
+def _is_right(made: MadeQuestion, answers: Answers) -> bool:
+    """Whether a question has the expected answer, and the answer is not a guess."""
+    return answers.found and exact_match(answers.answers[0].text, list(made.answers))
