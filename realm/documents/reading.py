@@ -37,6 +37,8 @@ from realm.text.fields import LONGEST_VALUE, clean_fields
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
 """File in a knowledge base that lists what the last reading of documents left out, as one JSON object per line."""
+_NAMED = 5
+"""Number of files that a line about files names."""
 
 
 class LeftOut(NamedTuple):
@@ -68,7 +70,7 @@ class ReadingReport:
         where = printable(problem.where)
         self.reasons[problem.reason] += 1
         names = self._names.setdefault(problem.reason, [])
-        if len(names) < 3:
+        if len(names) < _NAMED:
             names.append(where)
         if len(self.left_out) < self.MOST:
             self.left_out.append(LeftOut(where, problem.reason, printable(str(problem))))
@@ -100,7 +102,7 @@ class ReadingReport:
             for reason, number in self.reasons.most_common()
         ]
         if self.assumed:
-            names = _few(list(self.assumed)[:3], len(self.assumed))
+            names = _few(list(self.assumed)[:_NAMED], len(self.assumed))
             lines.append(f"not UTF-8, so read as Windows-1252: {len(self.assumed):,}: {names}")
         if self.fields_left_out:
             names = ", ".join(f"{name} ({count:,})" for name, count in self.fields_left_out.most_common(5))

@@ -29,7 +29,7 @@ function section(request) {
   const said = (shown?.anyOf ?? [shown]).map(resolved).filter((one) => one?.properties);
   return el("section", { class: "request", id: request.operationId },
     el("h2", {}, el("code", {}, `${request.method} ${request.path}`)),
-    el("p", {}, request.description ?? ""),
+    el("p", {}, prose(request.description ?? "")),
     request.security ? el("p", { class: "hint" }, "Needs the header ", el("code", {}, "Authorization: Bearer TOKEN"), ".") : null,
     table("Parameters", (request.parameters ?? []).map((one) => [one.name, kind(one.schema), one.required ? "required" : standard(one.schema), one.description ?? ""])),
     body ? table("Body, JSON", fields(body, true)) : null,
@@ -73,7 +73,12 @@ function table(caption, rows) {
   if (!rows.length) return null;
   return el("div", { class: "sideways", tabindex: "0", role: "region", "aria-label": caption }, el("table", {}, el("caption", {}, caption),
     el("thead", {}, el("tr", {}, ["Name", "Type", "", "Meaning"].map((name) => (name ? el("th", { scope: "col" }, name) : el("td"))))),
-    el("tbody", {}, rows.map(([name, ...more]) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), more.map((text) => el("td", {}, text)))))));
+    el("tbody", {}, rows.map(([name, ...more]) => el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), more.map((text) => el("td", {}, prose(text))))))));
+}
+
+// A text in which words between backticks are code.
+function prose(text) {
+  return text.split("`").map((part, n) => (n % 2 ? el("code", {}, part) : part));
 }
 
 function curl(request, example) {
