@@ -83,7 +83,7 @@ async function serving() {
     const health = (server.health = await get("health"));
     place.replaceChildren(
       el("b", {}, health.model),
-      ` ${health.passages.toLocaleString("en")} passages · index ${health.index.version}, step ${health.index.step}, ${age(health.index.created)}`,
+      ` ${health.passages.toLocaleString("en")} passages · index ${health.index.version}, ${age(health.index.created)}`,
     );
     place.classList.toggle("stale", health.status !== "ok");
     place.title = health.problem ?? "";
