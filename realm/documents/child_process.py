@@ -33,6 +33,7 @@ MODULES = {
     ".pdf": "realm.documents.formats.pdf",
     ".docx": "realm.documents.formats.word",
     ".epub": "realm.documents.formats.epub",
+    ".eml": "realm.documents.formats.mail",
     ".zim": "realm.documents.wikipedia.zim",
 }
 """Extension -> module with a function `read(path, limits)` that yields `Record`, `Unreadable` and, for the progress bar,

@@ -13,7 +13,6 @@ from realm.documents import child_process
 from realm.documents.demo_corpora import packaged
 from realm.documents.formats.compressed import COMPRESSIONS, uncompressed
 from realm.documents.formats.json_lines import json_file, json_lines
-from realm.documents.formats.mail import mail
 from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadable, printable
 from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
@@ -213,7 +212,6 @@ _TEXT_FORMATS: dict[str, Reader | None] = {
     ".htm": html,
     ".csv": comma_separated,
     ".tsv": tsv,
-    ".eml": mail,
     ".xml": dump,
     ".warc": warc,
 }

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.documents.formats.mail import mail
+from realm.documents import child_process
+from realm.documents.formats import mail
 from realm.documents.formats.records import Limits, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
@@ -78,7 +79,45 @@ def test_a_message_without_text_is_left_out(tmp_path: Path) -> None:
     report = ReadingReport()
     with pytest.raises(InputError, match="nothing could be read"):
         list(read_documents([str(tmp_path)], report=report))
-    assert dict(report.reasons) == {"without text": 3}
+    assert dict(report.reasons) == {"without text": 2, "empty": 1}
+
+
+def test_alternatives_and_forwarded_messages(tmp_path: Path) -> None:
+    inner = message(Subject="the offer")
+    inner.set_content("Pump 7 costs 900 euros.")
+    sent = message(Subject="Fwd: the offer")
+    sent.set_content(" \n")
+    sent.add_alternative("<p>See <b>below</b>.</p>", subtype="html")
+    sent.add_attachment(inner)
+    sent.add_attachment(b"secret", maintype="text", subtype="plain", filename="notes.txt")
+    (tmp_path / "a.eml").write_bytes(bytes(sent))
+    assert read(tmp_path / "a.eml").text == "See below.\n\nPump 7 costs 900 euros."
+
+
+@pytest.mark.parametrize(
+    "to", ['"', '"A, B" <', "a@", "<@", "a@[", "(" * 3000, "=?utf-7?b?AAAA?=", "=?x?q?=FF?="]
+)
+def test_headers_that_are_not_valid_do_not_hide_the_text(to: str, tmp_path: Path) -> None:
+    head = f"Subject: {to}\nTo: {to}\nCc: {to}\nDate: {to}\n\nThe text."
+    (tmp_path / "a.eml").write_text(head)
+    assert read(tmp_path / "a.eml").text == "The text."
+
+
+@pytest.mark.parametrize(
+    "charset", ["utf-7", "unicode_escape", "undefined", "punycode", "idna", "a\0b", "rot13"]
+)
+def test_a_charset_that_is_none_of_text_is_not_used(charset: str, tmp_path: Path) -> None:
+    (tmp_path / "a.eml").write_text(f"Content-Type: text/plain; charset={charset}\n\nhello +2AA- \\ud800 x")
+    assert read(tmp_path / "a.eml").text == "hello +2AA- \\ud800 x"
+
+
+def test_headers_of_a_megabyte_cost_only_this_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "MOST_SECONDS", 2)
+    (tmp_path / "a.eml").write_text("Content-Type: text/plain; " + "a=b;" * 250_000 + "\n\nText.")
+    (tmp_path / "b.eml").write_text("Subject: " + "=?utf-8?q?a?= " * 70_000 + "\n\nText.")
+    (tmp_path / "c.txt").write_text("A note.")
+    found = list(read_documents([str(tmp_path)], report=ReadingReport()))
+    assert found[-1].text == "A note." and {len(one.title) < 10_001 for one in found} == {True}
 
 
 @given(
@@ -89,5 +128,5 @@ def test_any_bytes_are_a_message_or_one_problem(tmp_path_factory, data: bytes, s
     path = tmp_path_factory.mktemp("mail") / "a.eml"
     path.write_bytes(start + data)
     with suppress(Unreadable):
-        (found,) = mail(path, Limits())
+        (found,) = mail.read(path, Limits())
         assert found.text and found.title and (found.title + found.text).encode()

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realm.documents.formats.pages import DEEPEST, Heading, Page, PageError, read_page
@@ -79,11 +79,11 @@ def test_rows_below_headings_are_sentences_with_the_names_of_the_columns() -> No
     )
     assert page.text == "Port: WAN; Speed: 2.5 Gbit/s.\n\nPort: LAN.\n\nEnd."
     assert [page.text[one.start :][:6] for one in page.anchors] == ["Gbit/s"]
-    assert blocks(f"{head}<tr><td>a<td><p>One.<p>Two.<tr><td>c<td>d") == [
-        "a | One.",
-        "Two.",
-        "Port: c; Speed: d.",
-    ]
+    several = blocks(f"{head}<tr><td>a<td><p>One.<p>Two.<tr><td>c<td>d")
+    assert several == ["a | One.", "Two.", "Port: c; Speed: d."]
+    bare = "<table><tr><th>Port<th>Speed"
+    wide = blocks(f"{bare}<tr><td>a<td>b<td>c<tr><td colspan=2>closed</table>")
+    assert wide == ["Port | Speed", "a | b | c", "closed"]
     assert blocks(f"{head}<tr><th>a<td>b<tr><td>a<td>b<td>c") == ["Port: a; Speed: b.", "a | b | c"]
     inner = "<table><tr><th>x<th>y<tr><td>5<td>6</table>"
     assert blocks(f"{head}<tr><td>1<td>{inner}<tr><td>7<td>8</table>") == [
@@ -91,10 +91,12 @@ def test_rows_below_headings_are_sentences_with_the_names_of_the_columns() -> No
         "x: 5; y: 6.",
         "Port: 7; Speed: 8.",
     ]
-    assert blocks(f"a{head}</table>b") == ["a", "Port | Speed", "b"]  # a table for layout
+    assert blocks(f"a{bare}</table>b") == ["a", "Port | Speed", "b"]  # a table for layout
     assert blocks("<table><tr><th>Capital<td>Paris<tr><th>Area<td>5") == ["Capital | Paris", "Area | 5"]
 
 
+@example([["<th>{}"] * 2, ["<td>{}"] * 3])
+@example([["<th>{}"] * 2, ["<td>{}", "<td><p>{}</p><p>x"]])
 @given(
     st.lists(
         st.lists(

@@ -6,6 +6,7 @@ encoding is assumed only for bytes that are mostly ASCII, have no control charac
 
 import codecs
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -151,11 +152,17 @@ def declared_encoding(data: bytes, path: str | Path) -> str | None:
     name = match[1].decode("ascii", errors="replace").lower()
     if name.startswith(("utf-16", "utf-32")):
         return None  # the declaration is wrong: in a file in UTF-16 or UTF-32, the search would not find it
+    if (encoding := known_encoding(name)) is None:
+        raise Unreadable(path, Reason.ENCODING, f"{path} declares the encoding {name}, which is not known")
+    return encoding
+
+
+def known_encoding(name: str) -> str | None:
+    """Python's name of an encoding of text that a page or a mail names; None if the encoding is not known."""
+    name = name.lower()
     encoding = _AS_BROWSERS.get(name, re.sub("^(?:windows-|x-cp)", "cp", name))
     if _ENCODINGS.fullmatch(name):
-        try:
+        with suppress(LookupError):
             codecs.lookup(encoding)
             return encoding
-        except LookupError:
-            pass
-    raise Unreadable(path, Reason.ENCODING, f"{path} declares the encoding {name}, which is not known")
+    return None

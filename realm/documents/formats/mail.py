@@ -1,54 +1,73 @@
-"""An e-mail in a file becomes a record. Attachments are not read."""
+"""The text of an e-mail (.eml). Attachments are not read.
 
-import email.policy
+The parser is the older one of Python (`compat32`), which leaves headers as they are: the newer one raises many exceptions for
+addresses that are not valid. It runs in a child process, because long headers can take quadratic time.
+"""
+
 from collections.abc import Iterator
 from contextlib import suppress
-from email.message import EmailMessage, MIMEPart
-from email.parser import BytesParser
+from email import message_from_bytes
+from email.header import decode_header, make_header
+from email.message import Message
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from realm.documents.formats.compressed import opened, uncompressed
-from realm.documents.formats.encodings import Text, decode
+from realm.documents.formats.encodings import Text, decode, known_encoding
 from realm.documents.formats.pages import page_in
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable
 from realm.text.fields import time_text
 
+_LONGEST_HEADER = 10_000
 
-def mail(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record: the subject, and the text of the message, else its HTML; sender, recipients and date are fields.
+
+def read(path: Path, limits: Limits) -> Iterator[Record]:
+    """One record: the subject, and the texts of the message and of messages in it; sender, recipients and date are fields.
 
     Raises:
         Unreadable: the file is too long, or the message has no text, or text in an unknown encoding.
     """
-    with opened(path) as file:
+    with path.open("rb") as file:
         data = file.read(limits.file_bytes + 1)
     if len(data) > limits.file_bytes:
         over = f"over {limits.file_bytes:,} bytes"
         raise Unreadable(path, Reason.TOO_LONG, f"{path}: {over}, too long for one document")
-    message = BytesParser(EmailMessage, policy=email.policy.default).parsebytes(data)
-    body = message.get_body(("plain", "html"))
-    text, assumed = Text("", None) if body is None else _text(path, body)
-    if body is not None and body.get_content_subtype() == "html":
-        text = page_in(path, text).text
-    text = text.replace("\r\n", "\n").strip()
+    message = message_from_bytes(data)
+    texts = list(_texts(path, message))
+    text = "\n\n".join(one.text for one in texts)
     if not text:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no text, only headers or attachments")
     fields = {name: _header(message, name) for name in ("from", "to", "cc")}
-    with suppress(AttributeError, ValueError, TypeError):  # no date, or one that is not valid
-        fields["date"] = time_text(message["date"].datetime)
+    with suppress(TypeError, ValueError, OverflowError):  # no date, or one that is not valid
+        fields["date"] = time_text(parsedate_to_datetime(_header(message, "date")))
     fields = {name: value for name, value in fields.items() if value}
-    title = _header(message, "subject") or uncompressed(path).stem
+    assumed = next((one.assumed for one in texts if one.assumed), None)
+    title = _header(message, "subject") or path.stem
     yield Record(str(path), title, text, path.as_posix(), assumed, fields=fields)
 
 
-def _text(path: Path, body: MIMEPart) -> Text:
-    data = body.get_payload(decode=True)
-    assert isinstance(data, bytes)  # a body is not a multipart
-    with suppress(LookupError, UnicodeDecodeError):
-        return Text(data.decode(body.get_content_charset("utf-8")), None)
-    return decode(data, path)  # the charset is unknown or wrong
+def _texts(path: Path, part: Message) -> Iterator[Text]:
+    """The texts of a part that are not empty, in their order. Of alternatives, the first that has a text counts."""
+    if part.is_multipart():
+        for inner in part.get_payload():
+            assert isinstance(inner, Message)  # the payload of a multipart is a list of parts
+            found = list(_texts(path, inner))
+            yield from found
+            if found and part.get_content_type() == "multipart/alternative":
+                return
+    elif part.get_content_maintype() == "text" and part.get_content_disposition() != "attachment":
+        data = part.get_payload(decode=True)
+        assert isinstance(data, bytes)
+        charset = part.get_content_charset()
+        text, assumed = decode(data, path, known_encoding(charset) if charset else None)
+        text = page_in(path, text).text if part.get_content_subtype() == "html" else text
+        text = text.replace("\r\n", "\n").strip()
+        if text:
+            yield Text(text, assumed)
 
 
-def _header(message: EmailMessage, name: str) -> str:
-    """A header on one line, without the halves of characters that stand for bytes in an unknown encoding; "" without one."""
-    return SURROGATE.sub("", " ".join(str(message.get(name, "")).split()))
+def _header(message: Message, name: str) -> str:
+    """The beginning of a header, decoded and on one line; "" without one."""
+    raw = str(message.get(name, ""))[:_LONGEST_HEADER]
+    with suppress(LookupError, ValueError):  # an encoding is unknown or wrong: the header stays as it is
+        raw = str(make_header(decode_header(raw)))
+    return SURROGATE.sub("", " ".join(raw.split()))

@@ -15,6 +15,7 @@ from lxml import etree
 
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.records import Reason, Record, Unreadable, without_title
+from realm.documents.formats.rows import sentence_of
 from realm.text.corpus import Section
 from realm.text.fields import NO_FIELDS, read_value
 
@@ -206,13 +207,14 @@ class _Table:
         """Whether all cells of the row are headings."""
         self.has_table = False
         """Whether a cell of the row has a table."""
-        self.only = ""
-        """The words of the headings, while no row follows them."""
+        self._row_of_headings: tuple[int, list[str]] = 0, []
+        """Place and parts of the row of headings in the collected text, until a sentence has the headings."""
 
     def end_row(self, text: list[str]) -> None:
-        """Makes a sentence of the row at the end of `text`, or takes the row as the headings of the table and removes it.
+        """Makes a sentence of the row at the end of `text`, or takes the row as the headings of the table.
 
-        A row stays as it is if it has another number of cells than the headings, or a cell of several blocks.
+        A row stays as it is if it has another number of cells than the headings, or a cell of several blocks. The row of
+        headings is removed if a sentence follows.
         """
         cells = [place for place in self.cells if place < len(text)]
         only_headings, has_table = self.only_headings, self.has_table
@@ -220,39 +222,18 @@ class _Table:
         if len(cells) < 2 or has_table:
             return
         ends = [*cells[1:], len(text)]
-        words = [_plain("".join(text[place + 1 : end])) for place, end in zip(cells, ends, strict=True)]
+        words = ["".join(text[place + 1 : end]).strip() for place, end in zip(cells, ends, strict=True)]
         if any("\n\n" in one for one in words):
-            self.only = ""
             return
         if only_headings and not self.headings:
-            self.headings = [" ".join(one.split()) for one in words]
-            self.only = " | ".join(self.headings)
-            del text[cells[0] + 1 :]
-            return
-        self.only = ""
-        if len(words) == len(self.headings) and any(words):
-            separator = "\n\n"
-            for place, end, name, cell in zip(cells, ends, self.headings, words, strict=True):
-                _strip(text, place + 1, end)
-                text[place] = ""
-                if cell:
-                    text[place] = separator + (f"{name}: " if name else "")
-                    separator = "; "
-            text.append(".")
-
-
-def _strip(text: list[str], start: int, end: int) -> None:
-    """Removes the white space at both ends of the parts `start` to `end` of a text."""
-    for places, strip in ((range(start, end), str.lstrip), (range(end - 1, start - 1, -1), str.rstrip)):
-        for place in places:
-            text[place] = strip(text[place])
-            if text[place]:
-                break
-
-
-def _plain(text: str) -> str:
-    """The text without marks, with single spaces, and without spaces at its ends."""
-    return _SPACES.sub(" ", _MARK.sub("", text)).strip()
+            self.headings = [" ".join(_MARK.sub("", one).split()) for one in words]
+            self._row_of_headings = cells[0], text[cells[0] :]
+        elif len(words) == len(self.headings) and any(words):
+            text[cells[0] :] = ["\n\n", sentence_of(self.headings, words)]
+            place, parts = self._row_of_headings
+            if text[place : place + len(parts)] == parts:
+                text[place : place + len(parts)] = [""] * len(parts)
+            self._row_of_headings = 0, []
 
 
 class _Taken:
@@ -325,7 +306,7 @@ class _Taken:
         if tag in ("tr", "table") and self._tables:
             self._tables[-1].end_row(self.text)
         if tag == "table" and self._tables:
-            self.text.append(self._tables.pop().only)
+            self._tables.pop()
         if tag == "p" and self._in_cell():
             self._paragraph_ended = self._cell_has_text
         elif tag in _BLOCK:

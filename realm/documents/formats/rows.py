@@ -8,6 +8,9 @@ def sentence_of(headings: Sequence[str], cells: Sequence[str]) -> str:
 
     >>> sentence_of(["Country", "", "Capital"], ["France", "Europe", "Paris"])
     'Country: France; Europe; Capital: Paris.'
+    >>> sentence_of(["Question", "Answer"], ["What is it?", "A town."])
+    'Question: What is it?; Answer: A town.'
     """
     pairs = zip(headings, cells, strict=True)
-    return "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell) + "."
+    sentence = "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
