@@ -36,8 +36,9 @@ def progress(
     shown: bool = True,
     leave: bool = True,
 ) -> tqdm[T] | PlainLines:
-    """Shows progress on standard error with the rate, and with the time left if `total` is known. `done` items were finished
-    before this call.
+    """Shows progress on standard error, with the time left if `total` is known, and with the rate if there is room.
+
+    `done` items were finished before this call.
 
     On a terminal, a bar appears after two seconds; in a log or pipe, a line is printed every half minute. With `shown=False`
     nothing is printed, because another process or bar shows the same work. With `leave=False` the bar is removed at the end.
@@ -57,18 +58,22 @@ def progress(
         delay=BAR_AFTER,
         disable=not shown,
         leave=leave,
-        bar_format=None
-        if total is None or columns >= WIDE
-        else NARROW_BAR
-        if 0 < columns < NARROW
-        else MEDIUM_BAR,
+        bar_format=None if total is None else _format(columns or 80),
         **({"dynamic_ncols": True} if columns else {"ncols": 80, "nrows": 24}),
     )
 
 
 def values_that_fit(values: Mapping[str, Any]) -> dict[str, Any]:
     """The values that a bar has room for: the first, or all on a wide terminal and in a log."""
-    return dict(islice(values.items(), 1 if 0 < _columns() < WIDE and sys.stderr.isatty() else None))
+    has_room = not sys.stderr.isatty() or _columns() >= WIDE
+    return dict(islice(values.items(), None if has_room else 1))
+
+
+def _format(columns: int) -> str | None:
+    """The format of a bar on a terminal; None: tqdm's own, with everything."""
+    if columns >= WIDE:
+        return None
+    return MEDIUM_BAR if columns >= NARROW else NARROW_BAR
 
 
 def _columns() -> int:

@@ -1,6 +1,6 @@
 """The questions of a table: read from files, and split into training and dev questions by the rule of ORQA."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +54,12 @@ def held_out_questions(files: Sequence[str]) -> list[Question]:
     return [one._replace(id=f"{name}:{one.id}") for name, one in read_all(files) if is_dev(one.question)]
 
 
-def read_all(files: Sequence[str]) -> list[tuple[str, Question]]:
-    """Pairs of the name of a file and a question, for all questions of several files."""
-    return [(Path(file).stem, question) for file in files for question in read_questions(file)]
+def read_all(files: Sequence[str], held_out: Collection[str] = ()) -> list[tuple[str, Question]]:
+    """Pairs of the name of a file and a question, for all questions of several files, without those with `is_dev` of the files
+    `held_out`."""
+    return [
+        (Path(file).stem, question)
+        for file in files
+        for question in read_questions(file)
+        if file not in held_out or not is_dev(question.question)
+    ]

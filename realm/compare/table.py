@@ -212,7 +212,9 @@ def _split(plan: Plan) -> Split | None:
             raise InputError(
                 f"the test {name} has no question: give files with more questions in data.held_out.{name}"
             )
-    split = split_questions(read_all(plan.data.train), read_all(plan.data.dev), _test_questions(plan))
+    held_out = {file for files in plan.data.held_out.values() for file in files}
+    train, dev = read_all(plan.data.train, held_out), read_all(plan.data.dev)
+    split = split_questions(train, dev, _test_questions(plan))
     for name, kept in (("train", split.train), ("dev", split.dev)):
         if not kept:
             raise InputError(f"no question is left for {name}: give files with more questions in data.{name}")

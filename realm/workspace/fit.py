@@ -6,7 +6,7 @@
 4. adapt    adapts the start model to the documents, for a limited time (`realm.train.adapt`)
 5. judge    compares the adapted model with the start model on queries made from the documents (`realm.workspace.judging`),
             and keeps the better model
-6. examples answers three questions that were made from the documents
+6. examples answers questions that were made from the documents, and shows three, first those with the expected answer
 
 A fit continues an interrupted fit, because the files on disk show which steps are complete:
 

@@ -127,8 +127,9 @@ def lines(report: FitJson) -> list[str]:
         text += [*_table(report["tests"]), ""]
     if report["adaptation"] is not None:
         text += [*_differences(report["tests"]), *_verdict(report["adaptation"]), ""]
-    for example in report.get("examples", []):
-        text += _example(example)
+    if examples := report.get("examples"):
+        text += ["Some made questions, first those that are answered as expected:", ""]
+        text += [line for example in examples for line in _example(example)]
     return text[:-1] if text and not text[-1] else text
 
 

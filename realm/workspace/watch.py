@@ -113,12 +113,15 @@ class Watcher:
         for source in self.sources:
             if source.startswith("package:"):
                 raise InputError(f"{source} does not change: name files and folders")
-            if not sources and not Path(source).exists():
+            try:
+                files_of(source, folder)
+            except InputError as error:
+                if sources:
+                    raise
                 raise InputError(
-                    f"{folder} was made from {source}, which is not there: run the command in the folder in which "
-                    "`realm fit` ran, or name the files and folders to watch"
-                )
-            files_of(source, folder)
+                    f"{error}; {folder} was made from {source}: run the command in the folder in which `realm fit` ran, or "
+                    "name the files and folders to watch"
+                ) from error
         self._seen: dict[str, _Seen] = {}
         self._lost: set[str] = set()
         if (folder / WATCHED).is_file():

@@ -68,9 +68,18 @@ def test_a_table_without_a_title_and_a_text_is_a_document_with_a_sentence_per_ro
 
 
 def test_a_long_table_without_a_title_and_a_text_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x.csv").write_text("name,text\n" + "a,b\n" * 1000)
-    with pytest.raises(InputError, match=r"x\.csv: without a column title, .* over 100 characters"):
+    (tmp_path / "x.csv").write_text("name,city\n" + "a,b\n" * 1000)
+    with pytest.raises(InputError, match=r"x\.csv: without a column text and title, .* over 100 characters"):
         list(read_documents([str(tmp_path / "x.csv")], max_document_chars=100))
+
+
+def test_names_of_columns_may_have_capitals_and_one_of_two_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("ID;Title;TEXT;Year\n7;A;One.;2020\n")
+    (found,) = read_documents([str(tmp_path / "x.csv")])
+    assert (found.id, found.title, found.text, found.fields["Year"]) == ("7", "A", "One.", 2020)
+    (tmp_path / "x.tsv").write_text("id\ttext\tname\n1\tA text.\tA\n")
+    with pytest.raises(InputError, match=r"x\.tsv: the first line has no column title"):
+        list(read_documents([str(tmp_path / "x.tsv")]))
 
 
 @pytest.mark.parametrize("rows", ["", ",\n", "a\n"])

@@ -11,7 +11,15 @@ from typing import Any
 
 from realm.documents.formats.compressed import opened, uncompressed
 from realm.documents.formats.encodings import decode, marked, without_text
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable, present_names, record
+from realm.documents.formats.records import (
+    FIELD_NAMES,
+    Limits,
+    Reason,
+    Record,
+    Unreadable,
+    present_names,
+    record,
+)
 from realm.documents.formats.rows import sentence_of
 from realm.errors import first_line
 from realm.text.fields import read_value
@@ -49,8 +57,8 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
     columns, the separator with which it has most columns. The beginning of the file shows the encoding.
 
     Raises:
-        Unreadable: the file is empty or damaged, is in an unknown encoding, has no heading line or no row, or is one record
-            that is too long.
+        Unreadable: the file is empty or damaged, is in an unknown encoding, has no heading line, no row, or only one of the
+            columns "title" and "text", or is one record that is too long.
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -67,10 +75,14 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                     raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
                 heading, number = line, number + 1
             before = number
-            headings = {one: next(csv.reader([heading], delimiter=one)) for one in separators}
+            headings = {one: _names(next(csv.reader([heading], delimiter=one))) for one in separators}
             separator = max(separators, key=lambda one: (_has_parts(headings[one]), len(headings[one])))
             names = headings[separator]
             has_parts = _has_parts(names)
+            if not has_parts and (_PARTS & present_names(names).keys()):
+                raise Unreadable(
+                    path, Reason.FIELDS, f"{path}: the first line has no column {_missing(names)}"
+                )
             rows = csv.reader(lines, delimiter=separator)
             sentences, length = [], 0
             for row in filter(None, rows):
@@ -99,18 +111,28 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
             raise Unreadable(path, reason, f"{path}:{number}: {first_line(error)}") from None
 
 
+def _names(heading: Sequence[str]) -> list[str]:
+    """The names of the columns. "Title", "Text" and "ID" are written in small letters, as the columns of documents are."""
+    known = {name for names in FIELD_NAMES.values() for name in names}
+    small = [name.strip().lower() for name in heading]
+    return [low if low in known else name for name, low in zip(heading, small, strict=True)]
+
+
 def _has_parts(names: Sequence[str]) -> bool:
     return present_names(names).keys() >= _PARTS
 
 
+def _missing(names: Sequence[str]) -> str:
+    return " and ".join(sorted(_PARTS - present_names(names).keys()))
+
+
 def _too_long(path: Path, names: Sequence[str], limits: Limits) -> Unreadable:
-    missing = " and ".join(sorted(_PARTS - present_names(names).keys()))
     over = f"over {limits.document_chars:,} characters"
     return Unreadable(
         path,
         Reason.TOO_LONG,
-        f"{path}: without a column {missing}, a table is one document, and this one has {over}: name the columns, split the "
-        "table, or raise max_document_chars",
+        f"{path}: without a column {_missing(names)}, a table is one document, and this one has {over}: name the columns, "
+        "split the table, or raise max_document_chars",
     )
 
 
