@@ -231,8 +231,10 @@ def trained(kb, folder: Path, out: Path, *overrides: str) -> Model:
     return model
 
 
-def every_span(answerer: Answerer, question: str, read: int) -> tuple[list[list[tuple[float, str]]], Tensor]:
-    """Score and text of every span of each of the best passages, and their inner products."""
+def every_span(
+    answerer: Answerer, question: str, read: int
+) -> tuple[list[list[tuple[float, str, int]]], Tensor]:
+    """Score, text and first character of every span of each of the best passages, and their inner products."""
     model, kb = answerer.model, answerer.kb
     (ids,) = model.tokenizer.encode([question])
     score_N = answerer.version.index.rows(np.arange(len(kb))) @ answerer.embed([ids])[0].detach()
@@ -246,8 +248,9 @@ def every_span(answerer: Answerer, question: str, read: int) -> tuple[list[list[
         first = tokens.segments_BT[0].tolist().index(1)
         found.append(
             [
-                (grid[w, t].item(), passage.text[encoding.starts[t - first] : encoding.ends[t - first + w]])
+                (grid[w, t].item(), passage.text[start : encoding.ends[t - first + w]], start)
                 for w, t in grid.isfinite().nonzero().tolist()
+                for start in [encoding.starts[t - first]]
             ]
         )
     return found, score_N[best].double()
@@ -263,15 +266,20 @@ def test_answers_of_a_mixture_are_ranked_by_p_of_the_passage_times_p_of_the_span
     moved = 0
     for question in [q.question for q in DEV] + ["who built a tower in Arden?", "wool"]:
         passages, score_K = every_span(answerer, question, 5)
-        best: dict[str, float] = {}
+        every = []
         of_text: Counter[str] = Counter()
-        for spans, prior in zip(passages, score_K.softmax(0).tolist(), strict=True):
-            total = sum(math.exp(score) for score, _ in spans) + bool(more)
-            for score, text in spans:
+        for row, (spans, prior) in enumerate(zip(passages, score_K.softmax(0).tolist(), strict=True)):
+            total = sum(math.exp(score) for score, *_ in spans) + bool(more)
+            for score, text, start in spans:
                 name, p = normalise_answer(text), prior * math.exp(score) / total
                 of_text[name] += p
-                best[name] = max(best.get(name, 0.0), p)
-        expected = sorted(best, key=lambda name: -best[name])[:5]
+                every.append((p, name, {(row, place) for place in range(start, start + len(text))}))
+        best: dict[str, float] = {}
+        taken: set[tuple[int, int]] = set()  # row of the passage and place of each character of an answer
+        for p, name, characters in sorted(every, key=lambda one: -one[0]):
+            if len(best) < 5 and name not in best and not characters & taken:
+                best[name], taken = p, taken | characters
+        expected = list(best)
         said = answerer.answer(question).answers
         assert [normalise_answer(answer.text) for answer in said] == expected
         for answer, name in zip(said, expected, strict=True):
@@ -280,7 +288,7 @@ def test_answers_of_a_mixture_are_ranked_by_p_of_the_passage_times_p_of_the_span
         joint = max(
             (score + prior, text)
             for spans, prior in zip(passages, score_K.tolist(), strict=True)
-            for score, text in spans
+            for score, text, _ in spans
         )
         moved += normalise_answer(joint[1]) != expected[0]
     assert moved  # the joint score has other winners
@@ -293,7 +301,7 @@ def test_answers_without_retrieval_scores_are_ranked_by_the_span_scores_alone(
     answerer = Answerer(tiny_kb, model, complete_index(tiny_kb, model, str(tmp_path / "out")), CONFIG)
     for question in [q.question for q in DEV]:
         passages, _ = every_span(answerer, question, 5)
-        score, text = max(span for spans in passages for span in spans)
+        score, text, _ = max(span for spans in passages for span in spans)
         for method in ("dense", None):
             (said,) = answerer.answer_batch([question], method)
             if method == "dense":
