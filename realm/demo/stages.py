@@ -82,8 +82,8 @@ MEASURE = Section(
 )
 ADAPT = Section(
     "4. Adapt to the new documents",
-    "`realm fit` with both sources processes only the documents that changed, and then adapts the retriever to all documents,\n"
-    "with a longer time limit than before. After that, the questions of section 3 are asked again.",
+    "`realm fit` with both sources reads all documents, finds that none has changed since section 3, and adapts the retriever\n"
+    "to all of them, with a longer time limit than before. After that, the questions of section 3 are asked again.",
 )
 
 
