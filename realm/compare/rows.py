@@ -95,7 +95,7 @@ class Row(NamedTuple):
     """Method of retrieval for answers; empty: the default method of the trained model."""
 
 
-def _ablations(*starts: str) -> dict[str, Row]:
+def _named_as_starts(*starts: str) -> dict[str, Row]:
     """Rows with the names and the labels of their starts."""
     return {name: Row(STARTS[name].label, start=name) for name in starts}
 
@@ -129,21 +129,21 @@ TABLE_1 = {
     "orqa": Row("ORQA", start="ict"),
     GIVEN: Row("embedder of the encoder", start="encoder"),
     "realm": Row("REALM, X = Z", start="realm"),
-    "realm-x": Row("REALM, X other than Z", start="realm-x"),
+    **_named_as_starts("realm-x"),
     "realm-mixture": Row("REALM, sum over passages", start="realm", settings=("objective=mixture",)),
     "hybrid": Row("REALM + BM25", of="realm", method="hybrid"),
-    "published": Row("published REALM", start=PUBLISHED),
+    **_named_as_starts(PUBLISHED),
 }
 """Systems of Table 1 of the REALM paper, in the order of that table, and other systems."""
 
 TABLE_2 = {
-    **_ablations("realm", "realm-retriever", "realm-encoder"),
+    **_named_as_starts("realm", "realm-retriever", "realm-encoder"),
     "orqa": Row("baseline (ORQA)", start="ict"),
     GIVEN: Row("baseline (embedder of the encoder)", start="encoder"),
-    **_ablations(
+    **_named_as_starts(
         "random-masks", "bert-masks", "random-spans", "stale", "no-null", "own-passage", "per-token"
     ),
-    **_ablations("two-towers", "no-ict", "no-warmup", "no-guard", "no-injected"),
+    **_named_as_starts("two-towers", "no-ict", "no-warmup", "no-guard", "no-injected"),
 }
 """Ablations of Table 2 of the REALM paper, and further ablations."""
 

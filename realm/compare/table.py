@@ -207,8 +207,8 @@ def _split(plan: Plan) -> Split | None:
     """
     if not plan.data.train:
         return None
-    for name, asked in _tests(plan).items():
-        if not asked:
+    for name, files in plan.data.held_out.items():
+        if not held_out_questions(files):
             raise InputError(
                 f"the test {name} has no question: give files with more questions in data.held_out.{name}"
             )

@@ -134,9 +134,8 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
         with ExitStack() as stack:
             if before is not None:
                 stack.enter_context(one_version(folder, listing["kind"]))
-            before = pulled_version(
-                folder, listing["kind"]
-            )  # the folder can have been changed during the download
+            # The folder can have been changed during the download.
+            before = pulled_version(folder, listing["kind"])
             replaced = [] if before is None else _keep_texts(folder, aside, before, wanted)
             with writing(aside):
                 write_json(aside / PULLED, listing | {"replaced": replaced})

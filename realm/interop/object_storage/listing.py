@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 from realm.documents.remote import RemoteFolder
 from realm.errors import DamagedError, InputError, RealmError
@@ -73,7 +73,7 @@ def checked(value: Any, name: object, way_out: str) -> ListingJson:
             raise InputError(
                 f"{name} has format {value['format']!r}, which this version of realm cannot read"
             )
-        listing: ListingJson = {key: value[key] for key in ListingJson.__annotations__}  # type: ignore[assignment]
+        listing = cast(ListingJson, {key: value[key] for key in ListingJson.__annotations__})
         if listing["kind"] not in KINDS or not all(type(one) is str for one in listing["replaced"]):
             raise ValueError(listing["kind"])
         for record in listing["files"]:
