@@ -86,8 +86,9 @@ class Answer(Span):
 
     def lines(self, words: str = "") -> list[str]:
         """Lines for a terminal: the answer with `words` before its probability, the title of the passage, and the evidence."""
+        said = ", ".join(filter(None, (words, f"probability {self.probability:.2f}")))
         return [
-            f"{self.text}   ({words}probability {self.probability:.2f})",
+            f"{self.text}   ({said})",
             f"    {self.passage.title or self.passage.document}, passage {self.passage.rank}",
             f"    {self.evidence()}",
         ]
@@ -180,7 +181,7 @@ class Answers:
         if not self.found:
             return ["no answer found; the best guess:", *best.lines()]
         more = [line for answer in others if answer.probability >= LIKELY for line in answer.lines()]
-        return [*best.lines(f"{sureness(best.probability)}, "), *more]
+        return [*best.lines(sureness(best.probability)), *more]
 
 
 def sureness(probability: float) -> str:

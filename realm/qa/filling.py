@@ -5,7 +5,8 @@ and
 
     p(y|x) = sum_z p(z|x) prod_t p(y_t|z,x)     (REALM eq. 1 and 2)
 
-where z is the null passage or a retrieved passage. The model reads a separate x for each n.
+where z is the null passage or a retrieved passage. The model reads a separate x for each n. The words that are predicted for a
+[MASK] have as many wordpieces as the best of them.
 
 Axis letters: K candidates with the null passage, P masked tokens, V vocabulary, A allowed wordpieces, H unfinished words.
 """
@@ -132,6 +133,10 @@ class _Word(NamedTuple):
     pieces: tuple[int, ...]
 
 
+def _probability(word: _Word) -> float:
+    return word.prediction.probability
+
+
 class _Read(NamedTuple):
     """The outputs of the model for one masked sentence with its K candidates; candidate 0 is the null passage."""
 
@@ -190,9 +195,9 @@ class Filler:
                 words += self._words(
                     self._read(self._widened(ids, {place: width}), visible, method), number, width
                 )
-            likely = nlargest(len(words), words, key=lambda word: word.prediction.probability)
-            # Only words of as many wordpieces as the best: the probabilities of others, from another input, add up to 1 too.
-            best.append([word for word in likely if len(word.pieces) == len(likely[0].pieces)][:PREDICTIONS])
+            # Only words with as many wordpieces as the best word: other words have another input, in which p adds up to 1 too.
+            width = len(max(words, key=_probability).pieces)
+            best.append(nlargest(PREDICTIONS, (w for w in words if len(w.pieces) == width), key=_probability))
         chosen = [words[0].pieces for words in best] if asked is None else [asked]
         widths = dict(zip(places, map(len, chosen), strict=True))
         read = (

@@ -1,4 +1,4 @@
-"""Chooses example questions: rules also make questions that nobody would ask, so questions that are answered are preferred."""
+"""Chooses example questions. Rules also make questions that nobody would ask, so those with the expected answer come first."""
 
 from collections.abc import Sequence
 

@@ -15,6 +15,6 @@ def test_questions_that_are_answered_as_expected_come_first_and_guesses_do_not_c
         found = [said[name] for name in questions]
         return [SimpleNamespace(found=sure, answers=[SimpleNamespace(text=text)]) for text, sure in found]
 
-    chosen = right_first(SimpleNamespace(answer_batch=answer_batch), asked)  # type: ignore[arg-type]
+    chosen = right_first(SimpleNamespace(answer_batch=answer_batch), asked)
     assert [made.id for made, _ in chosen] == ["b", "d", "a", "c"]
     assert [answers.answers[0].text for _, answers in chosen] == ["Arden", "the Ouse", "1492", "the Ouse"]

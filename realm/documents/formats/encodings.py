@@ -70,6 +70,16 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
     Raises:
         Unreadable: the file is empty, too long, binary, or in an unknown encoding.
     """
+    data = whole_bytes(path, limits)
+    text, assumed = decode(data, path, declared_encoding(data, path) if html else None)
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if not text.strip():
+        raise without_text(path, data)
+    return Text(text, assumed)
+
+
+def whole_bytes(path: Path, limits: Limits) -> bytes:
+    """The content of a file that is one document. Raises Unreadable if the file is too long."""
     with opened(path) as file:
         data = file.read(limits.file_bytes + 1)
     if len(data) > limits.file_bytes:
@@ -78,11 +88,7 @@ def whole(path: Path, limits: Limits, html: bool = False) -> Text:
             Reason.TOO_LONG,
             f"{path}: over {limits.file_bytes:,} bytes, too long for one document: split it",
         )
-    text, assumed = decode(data, path, declared_encoding(data, path) if html else None)
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.strip():
-        raise without_text(path, data)
-    return Text(text, assumed)
+    return data
 
 
 def without_text(path: Path, start: bytes) -> Unreadable:

@@ -12,12 +12,13 @@ from email.message import Message
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
-from realm.documents.formats.encodings import Text, decode, known_encoding
+from realm.documents.formats.encodings import Text, decode, known_encoding, whole_bytes
 from realm.documents.formats.pages import page_in
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable
 from realm.text.fields import time_text
 
 _LONGEST_HEADER = 10_000
+"""Most characters of a header that are decoded."""
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
@@ -26,12 +27,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
     Raises:
         Unreadable: the file is too long, or the message has no text, or text in an unknown encoding.
     """
-    with path.open("rb") as file:
-        data = file.read(limits.file_bytes + 1)
-    if len(data) > limits.file_bytes:
-        over = f"over {limits.file_bytes:,} bytes"
-        raise Unreadable(path, Reason.TOO_LONG, f"{path}: {over}, too long for one document")
-    message = message_from_bytes(data)
+    message = message_from_bytes(whole_bytes(path, limits))
     texts = list(_texts(path, message))
     text = "\n\n".join(one.text for one in texts)
     if not text:

@@ -62,8 +62,8 @@ class PageError(ValueError):
 def read_page(source: str) -> Page:
     """The visible text of a page, with blank lines between blocks.
 
-    The rows of a table with a row of headings are sentences (`sentence_of`), and the headings alone are left out. In all other
-    rows, " | " is between the cells.
+    In a table that begins with a row of headings, each other row is a sentence (`sentence_of`), and the row of headings is left
+    out. In all other rows, " | " is between the cells.
 
     Raises:
         PageError: elements are nested deeper than `DEEPEST`.

@@ -84,6 +84,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                     path, Reason.FIELDS, f"{path}: the first line has no column {_missing(names)}"
                 )
             rows = csv.reader(lines, delimiter=separator)
+            columns = [" ".join(name.split()) for name in names]
             sentences, length = [], 0
             for row in filter(None, rows):
                 number = before + rows.line_num
@@ -95,7 +96,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                     found = record(where, _values(names, row))
                     yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
                 elif any(cells := [" ".join(cell.split()) for cell in row]):
-                    sentences.append(sentence_of([" ".join(name.split()) for name in names], cells))
+                    sentences.append(sentence_of(columns, cells))
                     length += len(sentences[-1]) + 1
                     if length > limits.document_chars:
                         raise _too_long(path, names, limits)

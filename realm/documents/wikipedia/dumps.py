@@ -47,10 +47,11 @@ from realm.text.corpus import Link
 
 MOST_SECONDS = 20
 """Most seconds of processor time for a page. A usual page takes milliseconds; ten thousand open tags would take hours."""
-_PART_OF_DUMP = re.compile(r"(\w+-(?:\d{8}|latest))-pages-")
 MOST_WAITING = 32 << 20
 """Length of the markup of pages that wait for a process, above which no further page is read."""
 _PART = 1 << 16
+_OF_WIKIMEDIA = re.compile(r"(\w+-(?:\d{8}|latest))-pages-")
+"""The beginning of the names of all files of a dump of Wikimedia: the wiki and the date."""
 
 
 class Page(NamedTuple):
@@ -95,11 +96,11 @@ def add_redirects(path: Path, redirects: KeyTable) -> None:
 
 
 def wiki_of(path: Path) -> str:
-    """A name that is the same for all files of a dump, such as "enwiki-20260101", by the names of Wikimedia's files.
+    """A name that all files of one dump of Wikimedia have in common, such as "enwiki-20260101".
 
-    A file with another name is a dump of its own: its path.
+    Any other file counts as a dump of its own, and its path is the name.
     """
-    found = _PART_OF_DUMP.match(path.name)
+    found = _OF_WIKIMEDIA.match(path.name)
     return found[1] if found else str(path)
 
 
