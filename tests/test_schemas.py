@@ -89,8 +89,8 @@ WRITERS = {
     "interop/export.py write_checkpoint": ["transformers' config.json: tests/interop loads it there"],
     "interop/export.py write_safetensors": ["its header: tests/interop loads it there"],
     "interop/export.py write_tokenizer": ["transformers' files: tests/interop loads them there"] * 2,
-    "interop/object_storage/copying.py _publish": ["copy.json: tests/interop/test_object_storage.py"],
-    "interop/object_storage/copying.py pull": ["pulled.json: tests/interop/test_object_storage.py"],
+    "interop/object_storage/copying.py _publish": ["copy.json: tests/interop/object_storage/test_copying.py"],
+    "interop/object_storage/copying.py pull": ["pulled.json: tests/interop/object_storage/test_copying.py"],
     "interop/sharing.py card": ["numbers in the text of a model card"],
     "interop/sharing.py write_hub": ["transformers' config.json: tests/interop/test_sharing.py"],
     "interop/sharing.py write_sentence_transformers": [
@@ -147,9 +147,9 @@ WRITERS = {
     "train/refresh/cached_states.py _name": ["what a hash is of: never written"],
     "documents/kept_blocks.py _hash": ["what a hash is of: never written"],
     "documents/wikipedia/dumps.py _Workers._answer": [
-        "a line to a process: tests/documents/test_wikipedia.py"
+        "a line to a process: tests/documents/wikipedia/test_dumps.py"
     ],
-    "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/test_wikipedia.py"],
+    "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/wikipedia/test_dumps.py"],
     "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
     "documents/reading.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],

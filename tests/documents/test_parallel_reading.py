@@ -22,8 +22,7 @@ from realm.documents.wikipedia import dumps, multistream
 from realm.ray_actors import EngineConfig
 from realm.refusals import OwnWork, Refused
 from realm.text.corpus import Document
-from tests.documents.test_wikipedia import pages_with_redirects
-from tests.documents.writers import page, pdf, word, write_dump, write_multistream
+from tests.documents.writers import page, pages_with_redirects, pdf, word, write_dump, write_multistream
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import bz2
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from random import Random
 from xml.sax.saxutils import escape
 
 import docx
@@ -201,3 +202,15 @@ def read(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     report = ReadingReport()
     documents = list(read_documents([str(path)], report=report))
     return {one.title: one.text for one in documents}, dict(report.reasons)
+
+
+def pages_with_redirects(count: int) -> list[str]:
+    """Every fifth page is a redirect to a later page, to which the next page has a link."""
+    return [
+        page(f"Page {n}", f"#REDIRECT [[Page {n + 3}]]", redirect=f"Page {n + 3}")
+        if n % 5 == 0
+        else page(
+            f"Page {n}", f"Number {n} is after [[Page {n // 5 * 5}]]. " + str(Random(n).getrandbits(999))
+        )
+        for n in range(count)
+    ]

@@ -1,0 +1,88 @@
+"""What is left of MediaWiki's markup: words, lists, tables and links."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.documents.wikipedia.wikitext import read_wikitext
+from realm.text.corpus import Link
+
+
+def test_words_links_and_signs_of_a_sentence_are_what_a_reader_sees() -> None:
+    markup = (
+        "'''Arden''' ({{IPA|x}}; {{lang|fr|Ardenne}}) is an ''old'' [[town]] on the [[ouse (river)#Bed|Ouse]],"
+        " {{nowrap|in the [[North]]}} &ndash; see [http://a.b its page].<ref name=x>No</ref> <!-- no -->"
+        "<math>x</math> {{formatnum:5000}} people{{formatnum:{{data|Arden}}}} {{as of|2010}}.[[de:Arden]][[Category:Towns]]"
+    )
+    found = read_wikitext(markup)
+    assert found.text == (
+        "Arden (Ardenne) is an old town on the Ouse, in the North – see its page. 5000 people As of 2010."
+    )
+    assert found.links == (Link(26, "Town"), Link(38, "Ouse (river)"), Link(51, "North"))
+    assert not found.disambiguation
+
+
+def test_templates_that_produce_words_are_replaced_by_them() -> None:
+    for markup, text in {
+        "Nero ({{circa|37}}; {{c.}})": "Nero (c. 37; c.)",
+        "{{lang-fr|mot}}, {{langx|fr|mots|lit=words}}": "mot, mots",
+        "{{HMS|Victory|1765}} met {{ship|French ship|Orient|1791}}": "HMS Victory met French ship Orient",
+        "{{lang|2=mot|1=fr}} {{quote|2=Author|1=Words}} {{langx|fr|text=mot}} a&#3;b": "mot Words mot ab",
+        "{{start date|1999|12||df=no}} {{dts|1999|12|31|df=}}": "December 1999 December 31, 1999",
+        "{{as of|1999|12|31}}": "As of 31 December 1999",
+        "of {{plainlist|\n* [[Arden]]\n* Brack\n}}; {{hlist|a|b}}": "of Arden, Brack; a, b",
+        "{{start date|1999|12|31|df=y}}, {{dts|1999|12}}, {{end date|1999|13}}": "31 December 1999, December 1999, 1999 13",
+        "''Eagle''{{'s}} {{nowrap|1=''E'' = x}} 5{{nbsp}}km": "Eagle's E = x 5 km",
+        "{{val|6.241|e=18}} {{val|3|u=km}} {{chem|C|H|4}} {{sortname|Ada|Byron}}": "6.241×10^18 3 km CH4 Ada Byron",
+        "{|\n! Land !! Isles\n|-\n| {{flag|Azores}} || {{ubl|Pico|Flores}}\n|}": "Land: Azores; Isles: Pico, Flores.",
+        "x{{hlist}}{{flag}}{{langx}}{{sortname|a}}{{ship}}{{start date}}{{val}}y": "xy",
+    }.items():
+        assert read_wikitext(markup).text == text
+
+
+def test_lists_and_tables_become_lines_and_lists_of_sources_vanish() -> None:
+    markup = (
+        'Rivers:\n* [[Ouse]]\n* Tees\n{| class="wikitable"\n|+ Towns\n! Name !! People\n|-\n| [[Arden]] || 500\n|-\n'
+        "| Brack\n| 20\n|-\n| colspan=2 | none\n|}\n== References ==\n* A book\n=== More ===\n* Another\n== Later ==\nEnd."
+    )
+    text = "Rivers:\nOuse\nTees\n\nTowns\nName: Arden; People: 500.\nName: Brack; People: 20.\nnone\n\nLater\n\nEnd."
+    assert read_wikitext(markup).text == text
+
+
+@pytest.mark.parametrize(
+    "template", ["disambiguation", "Disambig", "dab", "Human name disambiguation", "Geodis"]
+)
+def test_pages_that_list_meanings_are_known_by_their_template(template: str) -> None:
+    assert read_wikitext(f"It may be:\n* [[A]]\n{{{{{template}}}}}").disambiguation
+    assert read_wikitext(f"It may be:\n* [[A]]\n== See also ==\n* [[B]]\n{{{{{template}|x}}}}").disambiguation
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["[[", "]]", "{{", "}}", "{|", "|}", "\n|-", "|", "''", "<ref>", "</ref>", "=", "a", "\n", "*"]
+        )
+    )
+)
+def test_no_markup_is_an_error_and_text_without_markup_stays(parts: list[str]) -> None:
+    read_wikitext("".join(parts))
+    plain = " ".join(part for part in parts if part == "a")
+    assert read_wikitext(plain).text == plain
+
+
+def test_a_link_stands_where_its_words_stand_after_the_markup_is_gone() -> None:
+    markup = (
+        "''[[a_b|''Ada'']]''  (; {{x}}) is {{nowrap| [[ bo#Life | the Bo ]]}}.[[C|{{flag}}]]\n\n\n\n"
+        "{| \n|+ [[Tables|Caption]]\n! Name !! [[people|People]]\n|-\n|  [[:de:Arden|Arden]] || [[D|{{small|Dora}}]]\n|}\n"
+        "* ( , [[AT&amp;T]]) [[Datei:x.png|thumb|[[Hidden]]]] <ref>[[Source]]</ref>&#2;0&#2;\n== See also ==\n* [[Seen]]"
+    )
+    found = read_wikitext(markup, ["Datei"])
+    assert [(link.title, found.text[link.start :].split()[0]) for link in found.links] == [
+        ("A b", "Ada"),
+        ("Bo", "the"),
+        ("Tables", "Caption"),
+        ("De:Arden", "Arden;"),
+        ("People", "People:"),
+        ("D", "Dora."),
+        ("AT&T", "AT&T)"),
+    ]
