@@ -168,9 +168,21 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
         raise error
 
     parser = Parser(prog="realm")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, continues=False)
     monkeypatch.setattr(cli, "_parser", lambda: parser)
     return cli.main([])
+
+
+def test_an_interrupted_command_says_whether_the_same_command_continues(monkeypatch, capsys) -> None:
+    def interrupted(*args: object, **more: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("realm.workspace.fit.run", interrupted)
+    assert cli.main(["fit", "docs", "--out", "manual"]) == 130
+    assert capsys.readouterr().err == "realm: interrupted: repeat the command to continue\n"
+    monkeypatch.setattr("realm.store.knowledge_base.KnowledgeBase.open", interrupted)
+    assert cli.main(["kb", "info", "--kb", "kb"]) == 130
+    assert capsys.readouterr().err == "realm: interrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + 13
-    except KeyboardInterrupt:
-        return _print_error("interrupted", 130)
+    except KeyboardInterrupt as interrupt:
+        return _print_error(str(interrupt) or "interrupted", 130)
     except OSError as error:
         if error.errno in _DEFECTS:
             raise
@@ -92,7 +92,12 @@ def run(argv: Sequence[str] | None) -> None:
         args = _parser().parse_args(argv)
     except SystemExit:  # raised by --help and --version; wrong arguments raise InputError
         return
-    args.run(args)
+    try:
+        args.run(args)
+    except KeyboardInterrupt as interrupt:
+        if args.continues:
+            raise KeyboardInterrupt("interrupted: repeat the command to continue") from interrupt
+        raise
 
 
 @cache  # a demo or a table runs a hundred commands in one process

@@ -248,10 +248,12 @@ def add_command(
     *,
     section: str | None = None,
     reports: bool = False,
+    continues: bool = False,
 ) -> Parser:
     """Declares the command with the name of the function `run`: `_compare_models` runs `realm compare-models`.
 
-    `section` is the command's table in configuration files; `reports` adds the flag --json.
+    `section` is the command's table in configuration files; `reports` adds the flag --json; `continues` says whether the same
+    command continues an interrupted one.
     """
     parser = commands.add_parser(
         run.__name__.removeprefix("_").replace("_", "-"),
@@ -277,7 +279,9 @@ def add_command(
         )
     if reports:
         parser.add_switch("--json", "print the result as one JSON object")
-    parser.set_defaults(run=run, section=section, called=parser.prog.removeprefix("realm "))
+    parser.set_defaults(
+        run=run, section=section, called=parser.prog.removeprefix("realm "), continues=continues
+    )
     return parser
 
 

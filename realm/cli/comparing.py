@@ -21,6 +21,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "train and measure the systems in Table 1 of the REALM paper, on the same passages and questions",
         "realm compare tables --dir tables",
         reports=True,
+        continues=True,
     )
     ablate = add_command(
         commands,
@@ -28,6 +29,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "train and measure the ablations in Table 2 of the REALM paper",
         "realm ablate tables --dir tables",
         reports=True,
+        continues=True,
     )
     for table, section in ((compare, "compare"), (ablate, "ablate")):
         table.set_defaults(section=section)
@@ -88,6 +90,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm knn --kb kb --model models/realm --out datastore",
         section="knn",
         reports=True,
+        continues=True,
     )
     knn.add_kb()
     knn.add_model()
@@ -101,6 +104,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "train a system with which the paper compares REALM; `realm evaluate --model` measures the trained system",
         "realm baseline drqa --kb kb --model models/encoder --train train.jsonl --dev dev.jsonl --out drqa",
         section="baseline",
+        continues=True,
     )
     baseline.add_argument(
         "system", metavar="SYSTEM", help="name of the system, from the list in docs/compare.md"

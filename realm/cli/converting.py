@@ -39,6 +39,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "published format",
         "realm convert google/realm-orqa-nq-openqa ./nq",
         reports=True,
+        continues=True,
     )
     convert.add_argument(
         "source",

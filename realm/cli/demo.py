@@ -21,6 +21,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm demo --dir demo",
         section="demo",
         reports=True,
+        continues=True,
     )
     demo.add_switch(
         "--from-text",

@@ -45,6 +45,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm kb build docs/ --out kb",
         section="kb",
         reports=True,
+        continues=True,
     )
     build.add_sources()
     build.add_out("folder of the new knowledge base")
@@ -88,6 +89,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "table up to date",
         "realm kb upload --kb kb --model models/qa --to 'postgresql://db.example/library?table=handbook'",
         reports=True,
+        continues=True,
     )
     upload.add_kb()
     upload.add_model()

@@ -37,6 +37,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "copy a knowledge base, a model or a workspace to object storage",
         "realm push kb s3://bucket/kb",
         reports=True,
+        continues=True,
     )
     push.add_argument("folder", metavar="FOLDER", help="knowledge base, model or workspace")
     push.add_argument("address", metavar="ADDRESS", help="address that only this copy uses (s3:// or gs://)")
@@ -46,6 +47,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "copy from object storage what `realm push` copied to it; the same command later fetches a new version",
         "realm pull s3://bucket/kb kb",
         reports=True,
+        continues=True,
     )
     pull.add_argument("address", metavar="ADDRESS", help="address of the copy (s3:// or gs://)")
     pull.add_argument(

@@ -18,6 +18,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "train an encoder as a masked language model, from --init or from random weights",
         "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
         section="mlm",
+        continues=True,
     )
     mlm.add_kb()
     mlm.add_init(
@@ -33,6 +34,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "train the embedder with the inverse cloze task: to find the passage from which a sentence was taken",
         "realm ict --kb kb --init models/encoder --out models/ict",
         section="ict",
+        continues=True,
     )
     ict.add_kb()
     ict.add_init(True, "MODEL", "model to start from: a folder, package:NAME or hf:OWNER/NAME")
@@ -45,6 +47,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "writes the index of the new model to KB",
         "realm pretrain --kb kb --model models/ict --out models/realm",
         section="pretrain",
+        continues=True,
     )
     pretrain.add_kb()
     pretrain.add_argument(
@@ -66,6 +69,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "sentence only once",
         "realm adapt --kb kb --model models/start --out models/adapted",
         section="adapt",
+        continues=True,
     )
     adapt.add_kb()
     adapt.add_model()
@@ -84,6 +88,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm index --kb kb --model models/realm",
         section="index",
         reports=True,
+        continues=True,
     )
     index.add_kb()
     index.add_model()
@@ -107,6 +112,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "train a model on questions with answers, and keep the weights that are best on the dev questions",
         "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
         section="finetune",
+        continues=True,
     )
     finetune.add_kb()
     finetune.add_model()

@@ -18,6 +18,7 @@ def add_commands(commands: Commands) -> None:
         "realm fit docs/ --out manual",
         section="fit",
         reports=True,
+        continues=True,
     )
     fit.add_sources(addresses=False)
     fit.add_out("folder of the workspace")
