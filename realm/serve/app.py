@@ -166,6 +166,12 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
         return JSONResponse(filled | {"index": schemas.index_out(snapshot), "ms": times})
 
+    @api.get("/examples", response_model=schemas.ExamplesOut, responses=documented(429, 503))
+    async def examples() -> Response:
+        """Returns a few questions that rules made from the documents; the list may be empty."""
+        (done,) = await service.all_of(Kind("examples"), [""])
+        return JSONResponse({"questions": done.value})
+
 
 async def _respond(
     service: Service,
@@ -249,12 +255,6 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
     async def corpus() -> Response:
         """Returns the name and the size of the corpus, the titles of a few documents, and the fields with an example filter."""
         return JSONResponse({"name": name} | await asyncio.to_thread(schemas.corpus_out, knowledge.current))
-
-    @api.get("/examples", response_model=schemas.ExamplesOut)
-    async def examples() -> Response:
-        """Returns a few questions that rules made from the documents; the list may be empty."""
-        snapshot = knowledge.current
-        return JSONResponse({"questions": await asyncio.to_thread(lambda: snapshot.examples)})
 
     @api.get("/versions", response_model=schemas.VersionsOut)
     async def versions() -> Response:

@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Kind(NamedTuple):
     """Kind of a question; only questions of equal kinds share a batch."""
 
-    name: Literal["answer", "retrieve", "fill"]
+    name: Literal["answer", "retrieve", "fill", "examples"]
     method: Method = "dense"
     passages: int = 0
     target: str | None = None
@@ -232,6 +232,8 @@ class Service:
                 ]
                 ms = 1000 * (time.perf_counter() - began) / len(items)
                 return [(snapshot, row, ms) for row in rows]
+            case Kind("examples"):
+                return [snapshot.examples] * len(items)
             case _:  # "fill"
                 return each(lambda sentence: _timed(snapshot, sentence, kind.target), items)
 

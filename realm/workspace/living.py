@@ -38,6 +38,7 @@ from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
 from realm.store.tables.table import history, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger
+from realm.workspace.examples import TRIED, right_first
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -107,13 +108,19 @@ class Snapshot:
 
     @cached_property
     def examples(self) -> list[str]:
-        """A few questions made by rules from some of the documents; an empty list if the rules find none."""
+        """A few questions that rules made from some of the documents, if possible ones that are answered as expected.
+
+        The list is empty if the rules make no question. A dozen questions are answered when the list is first used.
+        """
         documents = {one.document_id for one in self._drawn}
         parts = [part for id in documents for part in self.passages_of(id)[:_PARTS]]
         made = make_questions(sorted(parts, key=lambda part: part.document_id), most_per_document=1)
-        short = [one.question for one in made if len(one.question) <= _SHORT]
-        chosen = np.random.default_rng(0).permutation(len(short))[:_EXAMPLES]
-        return [short[n] for n in sorted(chosen)]
+        short = [one for one in made if len(one.question) <= _SHORT]
+        chosen = [short[n] for n in np.random.default_rng(0).permutation(len(short))[:TRIED]]
+        if chosen and self.answerer.model.span_reader is not None:
+            method = None if self.answerer.retriever.bm25_loaded else "dense"  # does not wait for BM25
+            chosen = [one for one, _ in right_first(self.answerer, chosen, method)]
+        return [one.question for one in chosen[:_EXAMPLES]]
 
     @cached_property
     def example_filter(self) -> str | None:

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -213,6 +214,24 @@ def test_example_questions_are_made_from_the_documents(own_server) -> None:
     made = {one.question for one in make_questions(KnowledgeBase.open(own_server.kb))}
     found = examples()
     assert found == examples() and len(found) == len(set(found)) == 3 and set(found) <= made
+
+
+def test_example_questions_are_first_those_that_are_answered_as_expected(own_server, monkeypatch) -> None:
+    client = own_server.client(TOKEN)
+    towns = ["Oakham", "Selby", "Thirsk", "Whitby", "Yarm", "Ripon", "Louth"]
+    text = "{0} is a market town in England. {0} has a population of 4,{1}00. It was founded in 1{1}45 by Berthe."
+    client.add([{"title": town, "text": text.format(town, n)} for n, town in enumerate(towns, start=1)])
+    expected = {one.question: one.answers[0] for one in make_questions(KnowledgeBase.open(own_server.kb))}
+
+    asked: list[str] = []
+
+    def answer_batch(questions: list[str], method: str | None) -> list[SimpleNamespace]:
+        asked.extend(questions)
+        texts = ["?"] * (len(questions) - 2) + [expected[one] for one in questions[-2:]]
+        return [SimpleNamespace(found=True, answers=[SimpleNamespace(text=one)]) for one in texts]
+
+    monkeypatch.setattr(own_server.knowledge.current.answerer, "answer_batch", answer_batch)
+    assert client.examples() == [*asked[-2:], asked[0]] and len(asked) > 3
 
 
 def test_the_corpus_has_a_name_its_sizes_and_a_few_titles(served, qa_model) -> None:

@@ -11,7 +11,7 @@ def test_questions_that_are_answered_as_expected_come_first_and_guesses_do_not_c
     expected = {"a": "1066", "b": "Arden", "c": "Ouse", "d": "Ouse"}
     asked = [MadeQuestion(name, name, (answer,), "p", name, "", 0, 1) for name, answer in expected.items()]
 
-    def answer_batch(questions: list[str]) -> list[SimpleNamespace]:
+    def answer_batch(questions: list[str], method: str | None) -> list[SimpleNamespace]:
         found = [said[name] for name in questions]
         return [SimpleNamespace(found=sure, answers=[SimpleNamespace(text=text)]) for text, sure in found]
 

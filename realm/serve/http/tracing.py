@@ -102,7 +102,7 @@ def trace_question(
 
     Args:
         tracer: the tracer.
-        name: "answer", "retrieve" or "fill".
+        name: name of the kind of question (`realm.serve.service.Kind`).
         attributes: attributes of the spans.
         future: the result of the question.
     """
