@@ -118,7 +118,8 @@ class Snapshot:
         short = [one for one in made if len(one.question) <= _SHORT]
         chosen = [short[n] for n in np.random.default_rng(0).permutation(len(short))[:TRIED]]
         if chosen and self.answerer.model.span_reader is not None:
-            method = None if self.answerer.retriever.bm25_loaded else "dense"  # does not wait for BM25
+            # BM25 may not be ready yet, and vectors always are.
+            method: Method | None = None if self.answerer.retriever.bm25_loaded else "dense"
             chosen = [one for one, _ in right_first(self.answerer, chosen, method)]
         return [one.question for one in chosen[:_EXAMPLES]]
 
