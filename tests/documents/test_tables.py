@@ -67,6 +67,18 @@ def test_a_table_without_a_title_and_a_text_is_a_document_with_a_sentence_per_ro
     assert dict(report.reasons) == {"without a usable title, text or id": 1}
 
 
+def test_a_table_without_a_heading_line_has_sentences_without_names(tmp_path: Path) -> None:
+    (tmp_path / "numbered.tsv").write_text("1\tAaron spoke.\tAaron\n2\tMoses wrote.\tMoses\n")
+    (tmp_path / "long.csv").write_text(f"Aaron,{'He spoke and wrote. ' * 5}\nMoses,He wrote.\n")
+    (tmp_path / "years.csv").write_text("Country,2019,2020\nFrance,1,2\n")
+    documents = {one.title: one.text for one in read_documents([str(tmp_path)])}
+    assert documents == {
+        "numbered": "1; Aaron spoke.; Aaron.\n2; Moses wrote.; Moses.",
+        "long": f"Aaron; {'He spoke and wrote. ' * 5}".rstrip() + "\nMoses; He wrote.",
+        "years": "Country: France; 2019: 1; 2020: 2.",
+    }
+
+
 def test_a_long_table_without_a_title_and_a_text_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("name,city\n" + "a,b\n" * 1000)
     with pytest.raises(InputError, match=r"x\.csv: without a column text and title, .* over 100 characters"):

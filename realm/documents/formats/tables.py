@@ -1,11 +1,13 @@
-"""Tables with a heading line become records: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`.
+"""Tables become records: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`.
 
-A table with the columns "title" and "text" is a record per row; any other table is one record, with a sentence per row.
+A table with the columns "title" and "text" is a record per row; any other table is one record, with a sentence per row. The
+first line names the columns, unless it looks like a row.
 """
 
 import csv
 import io
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,8 @@ _PARTS = frozenset(("title", "text"))
 """Columns of a table with a record per row."""
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
+_LONGEST_NAME = 80
+"""Most characters of the name of a column; a first line with a longer cell is a row."""
 
 
 def _values(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
@@ -57,7 +61,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
     columns, the separator with which it has most columns. The beginning of the file shows the encoding.
 
     Raises:
-        Unreadable: the file is empty or damaged, is in an unknown encoding, has no heading line, no row, or only one of the
+        Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line, no row, or only one of the
             columns "title" and "text", or is one record that is too long.
     """
     csv.field_size_limit(limits.file_bytes)
@@ -74,7 +78,6 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 if (line := next(lines, None)) is None:
                     raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
                 heading, number = line, number + 1
-            before = number
             headings = {one: _names(next(csv.reader([heading], delimiter=one))) for one in separators}
             separator = max(separators, key=lambda one: (_has_parts(headings[one]), len(headings[one])))
             names = headings[separator]
@@ -83,14 +86,17 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 raise Unreadable(
                     path, Reason.FIELDS, f"{path}: the first line has no column {_missing(names)}"
                 )
-            rows = csv.reader(lines, delimiter=separator)
             columns = [" ".join(name.split()) for name in names]
+            before = number
+            if not has_parts and _looks_like_a_row(columns):
+                lines, before, columns = chain([heading], lines), number - 1, [""] * len(names)
+            rows = csv.reader(lines, delimiter=separator)
             sentences, length = [], 0
             for row in filter(None, rows):
                 number = before + rows.line_num
                 where = f"{path}:{number}"
                 if len(row) != len(names):
-                    message = f"{where}: {len(row)} columns, but {len(names)} in the heading line"
+                    message = f"{where}: {len(row)} columns, but {len(names)} in the first line"
                     yield Unreadable(where, Reason.FIELDS, message)
                 elif has_parts:
                     found = record(where, _values(names, row))
@@ -117,6 +123,11 @@ def _names(heading: Sequence[str]) -> list[str]:
     known = {name for names in FIELD_NAMES.values() for name in names}
     small = [name.strip().lower() for name in heading]
     return [low if low in known else name for name, low in zip(heading, small, strict=True)]
+
+
+def _looks_like_a_row(columns: Sequence[str]) -> bool:
+    """Whether the first line has a long cell, or begins with a number."""
+    return any(len(one) > _LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
 
 
 def _has_parts(names: Sequence[str]) -> bool:
