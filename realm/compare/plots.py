@@ -1,5 +1,5 @@
-"""Draws a table as a picture: exact match of each row, recall of each start, 95 % intervals, seeds, and what the numbers depend
-on."""
+"""Draws a table as a picture: exact match of each row, recall of each start, 95 % intervals, seeds, recall during training, and
+what the numbers depend on."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +9,9 @@ from realm.compare.layout import differing, made_lines
 from realm.compare.results import Retrieved, TableJson, measured_facts
 from realm.compare.rows import label_of
 from realm.qa.scoring.significance import percent, wilson_interval
+
+_CURVES_INCHES = 3.0
+"""Height of the curves."""
 
 
 class Panel(NamedTuple):
@@ -34,12 +37,10 @@ def panels(report: TableJson) -> list[Panel]:
             found.append(Panel(title, list(answered), values, intervals, seeds))
         retrieved = {name: start["tests"][test]["all"] for name, start in report["starts"].items()}
         found.append(
-            _starts_panel(f"{test}: before training on questions, answer in the first 5, %", retrieved)
+            _starts_panel(f"{test}: answer in the first 5 before training on questions, %", retrieved)
         )
     if facts := {name: one["retrieved"] for name, one in measured_facts(report).items()}:
-        found.append(
-            _starts_panel("masked facts: before training on questions, fact in the first 5, %", facts)
-        )
+        found.append(_starts_panel("masked facts in the first 5 before training on questions, %", facts))
     return found
 
 
@@ -57,17 +58,19 @@ def _interval(share: float, n: int) -> tuple[float, float]:
 
 
 def draw(report: TableJson, out: Path) -> None:
-    """Draws all panels below each other, and saves the picture as `out`."""
+    """Draws all panels below each other, then the curves of the training, and saves the picture as `out`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     drawn = panels(report)
-    heights = [0.8 + 0.3 * len(panel.labels) for panel in drawn]
+    heights = [0.8 + 0.3 * len(panel.labels) for panel in drawn] + [_CURVES_INCHES] * bool(report["curves"])
     made = made_lines(report["made_by"])
     figure = Figure(figsize=(8, sum(heights) + 0.15 * len(made)), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    every: Any = figure.subplots(len(drawn), 1, height_ratios=heights, squeeze=False)
-    for axes, panel in zip(every[:, 0], drawn, strict=True):
+    every: Any = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)
+    if report["curves"]:
+        _draw_curves(every[-1, 0], report["curves"])
+    for axes, panel in zip(every[:, 0], drawn, strict=False):  # the curves are below the panels
         places = range(len(panel.labels), 0, -1)
         errors = [
             [max(0.0, value - low) for value, (low, _) in zip(panel.values, panel.intervals, strict=True)],
@@ -80,10 +83,28 @@ def draw(report: TableJson, out: Path) -> None:
             axes.plot(values, [place - 0.3] * len(values), "|", color="#808080", markersize=5)
         axes.set_yticks(places, panel.labels)
         marks = "; marks: seeds" if any(panel.seeds) else ""
-        axes.set_title(panel.title + marks, loc="left", fontsize=11)
-        axes.set_xlim(left=0)
-        axes.grid(axis="x", color="#ebebeb")
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+        _style(axes, panel.title + marks, "x")
     figure.supxlabel("\n".join(made), x=0.01, ha="left", fontsize=7)
     figure.savefig(out, dpi=120)
+
+
+def _draw_curves(axes: Any, curves: Mapping[str, list[list[tuple[int, float]]]]) -> None:
+    """A line for each seed of each start, in the colour of the start."""
+    for number, (start, seeds) in enumerate(curves.items()):
+        for seed, curve in enumerate(seeds):
+            steps, recalls = zip(*curve, strict=True)
+            label = None if seed else label_of(start)
+            axes.plot(
+                steps, recalls, label=label, color=f"C{number}", linewidth=1.2, marker=".", markersize=3
+            )
+    axes.set_xlabel("step")
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.2), ncols=3)
+    _style(axes, "masked facts in the first 5 during REALM training, %; a line for each seed", "y")
+
+
+def _style(axes: Any, title: str, grid: str) -> None:
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlim(left=0)
+    axes.grid(axis=grid, color="#ebebeb")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -5,6 +5,7 @@ All numbers come from files that the commands of the stages wrote. Shares are in
 Axis letters: S seeds, N questions.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict
@@ -30,6 +31,7 @@ from realm.qa.scoring.significance import (
 )
 from realm.systems.knn_lm import KnnJson
 from realm.systems.system import WEIGHTS, is_system, read_system
+from realm.train.metrics import METRICS
 
 
 class Answered(TypedDict):
@@ -149,6 +151,9 @@ class TableJson(TypedDict):
     made_by: MadeBy
     rows: dict[str, RowJson]
     starts: dict[str, StartJson]
+    curves: dict[str, list[list[tuple[int, float]]]]
+    """Start that `realm pretrain` trained -> for each seed, training steps, and the recall@5 of the index after these steps.
+    The masked facts are those that the training measures. A report of an earlier version has no curves."""
     masked_facts: KnnJson | None
     """Results of kNN-LM and REALM on masked facts; None in a table without the start realm."""
 
@@ -160,6 +165,7 @@ def read(plan: Plan, made_by: MadeBy) -> TableJson:
         "made_by": made_by,
         "rows": _rows(plan, tests),
         "starts": _starts(plan, tests),
+        "curves": _curves(plan),
         "masked_facts": read_json(plan.datastore / "report.json") if plan.predicts_spans else None,
     }
 
@@ -374,6 +380,23 @@ def facts_of(plan: Plan) -> dict[str, FactsJson]:
         }
         for name, rank_SN in rank.items()
     }
+
+
+def _curves(plan: Plan) -> dict[str, list[list[tuple[int, float]]]]:
+    curves = {}
+    for start in plan.before_questions():
+        seeds = [_curve(plan.start_model(start, seed) / METRICS) for seed in plan.config.seeds]
+        if all(seeds):
+            curves[start] = seeds
+    return curves
+
+
+def _curve(metrics: Path) -> list[tuple[int, float]]:
+    """The steps of the measured index versions, each with its recall@5; empty if there are none."""
+    if not metrics.exists():
+        return []
+    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    return [(row["index_step"], row["probe_recall_5"]) for row in rows if "probe_recall_5" in row]
 
 
 def measured_facts(report: TableJson) -> dict[str, FactsJson]:

@@ -180,6 +180,14 @@ def test_the_picture_shows_every_value_within_its_interval(home, compared) -> No
             assert low - 0.01 <= value <= high + 0.01
 
 
+def test_the_curve_of_a_start_ends_with_the_recall_of_the_table(compared) -> None:
+    assert set(compared["curves"]) == {"realm", "realm-x"}  # the starts that REALM trains
+    for start, seeds in compared["curves"].items():
+        recall = compared["starts"][start]["facts"]["retrieved"]["recall_5_by_seed"]
+        assert [curve[-1] for curve in seeds] == [[4, one] for one in recall]
+        assert [step for step, _ in seeds[0]] == sorted({step for step, _ in seeds[0]})
+
+
 def test_a_narrow_terminal_shows_the_columns_that_fit(compared) -> None:
     wide = layout.lines(compared)
     assert max(map(len, wide)) > 100 and layout.lines(compared, 400) == wide
