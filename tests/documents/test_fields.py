@@ -229,6 +229,20 @@ def test_headings_make_sections_whose_titles_are_the_path_of_the_headings(tmp_pa
     assert without == document._replace(sections=())
 
 
+def test_titles_of_sections_do_not_repeat_the_beginning_of_a_name(tmp_path: Path) -> None:
+    source = (
+        "<title>git-add(1)</title><h1>git-add(1) Manual Page</h1><h2>NAME</h2>git-add - Add.<h3>NAMES</h3>x"
+        '<h2>Use<a class="headerlink" href="#use">¶</a></h2><h3>Use - in short</h3>Type it.'
+    )
+    document = read(tmp_path / "a.html", source, headings=True)
+    assert [one.title for one in document.sections] == [
+        "git-add(1) Manual Page > NAME",
+        "git-add(1) Manual Page > NAME > NAMES",
+        "git-add(1) Manual Page > Use - in short",
+    ]
+    assert "¶" not in document.text
+
+
 def test_word_documents_and_books_have_the_sections_of_their_headings(tmp_path: Path) -> None:
     writers.zipped(tmp_path / "a.epub", writers.BOOK)
     writers.word(tmp_path / "b.docx", "Towns")

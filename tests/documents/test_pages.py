@@ -114,6 +114,12 @@ def test_every_word_of_a_table_is_kept(rows: list[list[str]]) -> None:
     assert text.startswith("a") and text.endswith("b")
 
 
+def test_links_of_headings_to_themselves_are_no_text() -> None:
+    page = read_page('<h2>Use<a href="#use" title="Link">#</a></h2>In C<a href="/sharp">#</a>, # is a sign.')
+    assert page.text == "Use\n\nIn C#, # is a sign."
+    assert page.headings == (Heading(0, 2, "Use"),)
+
+
 def test_a_picture_has_a_title_of_its_own() -> None:
     assert read_page("<svg><title>no</title></svg><h1>Yes</h1>x") == Page(
         "", "Yes", "Yes\n\nx", (Heading(0, 1, "Yes"),)

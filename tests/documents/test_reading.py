@@ -252,6 +252,26 @@ def test_markdown_loses_its_markup_and_keeps_its_text(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("source", "title"),
+    [
+        ("# Chalk\n\nText.\n\n## Use\n\nText.", "Chalk"),
+        ("A badge.\n\n# Chalk\n\nText.\n\n## Use\n\nText.", "Chalk"),
+        ("# Chalk\n\nText.\n\n# Use\n\nText.", "Chalk"),
+        ("### Chalk\n\nText.\n\n#### Use\n\nText.", "Chalk"),
+        ("A badge.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
+        ("### Sponsors\n\nText.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
+    ],
+)
+def test_the_title_of_markdown_is_the_heading_of_the_whole_text_and_not_of_a_part(
+    source: str, title: str, tmp_path: Path
+) -> None:
+    (tmp_path / "colours").mkdir()
+    for name in ("README.md", "colours.md", "index.md"):
+        (document,) = read(write(tmp_path / "colours" / name, source))
+        assert document.title == title
+
+
 def test_front_matter_is_no_text_and_may_hold_the_title(tmp_path: Path) -> None:
     (document,) = read(write(tmp_path / "a.md", '---\ndate: 1\ntitle: "The: title"\n---\n# Heading\n\nText.'))
     assert (document.title, document.text) == ("The: title", "Heading\n\nText.")

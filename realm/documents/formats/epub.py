@@ -17,7 +17,8 @@ from lxml import etree
 from realm.documents.formats.archives import archive
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import Heading, page_record, read_page
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable, sensible_title
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.titles import sensible_title
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from realm.documents.formats.encodings import Text, decode, known_encoding, whole_bytes
 from realm.documents.formats.pages import page_in
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable
+from realm.documents.formats.titles import file_title
 from realm.text.fields import time_text
 
 _LONGEST_HEADER = 10_000
@@ -37,7 +38,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
         fields["date"] = time_text(parsedate_to_datetime(_header(message, "date")))
     fields = {name: value for name, value in fields.items() if value}
     assumed = next((one.assumed for one in texts if one.assumed), None)
-    title = _header(message, "subject") or path.stem
+    title = _header(message, "subject") or file_title(path)
     yield Record(str(path), title, text, path.as_posix(), assumed, fields=fields)
 
 

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from lxml import etree
 
-from realm.documents.formats.compressed import uncompressed
-from realm.documents.formats.records import Reason, Record, Unreadable, without_title
+from realm.documents.formats.records import Reason, Record, Unreadable
 from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.titles import file_title, without_title
 from realm.text.corpus import Section
 from realm.text.fields import NO_FIELDS, read_value
 
@@ -111,11 +111,21 @@ def _headings(text: str, levels: Sequence[tuple[int, int]]) -> tuple[Heading, ..
     )
 
 
+def main_heading(page: Page) -> str:
+    """The heading of the highest level, if there is only one or the text begins with it; else "".
+
+    Other headings are about a part of the page.
+    """
+    highest = min((one.level for one in page.headings), default=0)
+    first, *others = [one for one in page.headings if one.level == highest] or [Heading(0, 0, "")]
+    return first.words if not others or first.start == 0 else ""
+
+
 def sections_of(title: str, text: str, headings: Sequence[Heading]) -> tuple[Section, ...]:
     """A section for each heading that text follows. The title is the title of the page and the headings above, joined by " > ".
 
-    A heading that another heading follows is part of the section of the next heading. A heading that equals the title of the
-    page is not repeated in titles.
+    A heading that another heading follows is part of the section of the next heading. Of two names of which one begins with the
+    other, such as "git-add(1)" and "git-add(1) Manual Page", only the longer one is in the title of a section.
     """
     found: list[Section] = []
     path: list[Heading] = []
@@ -128,9 +138,23 @@ def sections_of(title: str, text: str, headings: Sequence[Heading]) -> tuple[Sec
             open_since = start
             continue
         open_since = None
-        names = [heading.words for heading in path if heading.words != title]
-        found.append(Section(start, " > ".join([title, *names])))
+        found.append(Section(start, " > ".join(_without_repeats([title, *(above.words for above in path)]))))
     return tuple(found)
+
+
+def _without_repeats(names: Sequence[str]) -> list[str]:
+    """The names without each one that is the beginning of the name before or after it, up to the end of a word."""
+    kept: list[str] = []
+    for name in names:
+        if kept and _begins(name, kept[-1]):
+            kept[-1] = name
+        elif not kept or not _begins(kept[-1], name):
+            kept.append(name)
+    return kept
+
+
+def _begins(name: str, beginning: str) -> bool:
+    return name.startswith(beginning) and not name[len(beginning) : len(beginning) + 1].isalnum()
 
 
 def page_record(
@@ -146,7 +170,7 @@ def page_record(
     Raises:
         Unreadable: the page has no text.
     """
-    title = title or uncompressed(path).stem
+    title = title or file_title(path)
     sections = sections_of(title, text, headings)
     before = len(text)
     text = without_title(title, text)
@@ -193,6 +217,8 @@ _FOR_BROWSERS = re.compile(
     re.IGNORECASE,
 )
 """Names of `<meta>` elements that are for browsers and search engines, and say nothing about the document."""
+_PERMALINKS = frozenset("¶ # § 🔗".split())
+"""Signs behind a heading that are links to the heading itself, as Sphinx and MkDocs write them."""
 _MOST_META = 1_000
 
 
@@ -318,6 +344,8 @@ class _Taken:
         if self._open["title"]:
             if self._titles == 1 and not self._open["svg"]:
                 self.title.append(data)
+            return
+        if self._open["a"] and data.strip() in _PERMALINKS and (self._address or "").startswith("#"):
             return
         if self._open["heading"] and not self._heading_read and not self._asides:
             self.heading.append(data)

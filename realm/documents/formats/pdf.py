@@ -19,7 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need, sensible_title
+from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
+from realm.documents.formats.titles import file_title, sensible_title
 from realm.errors import first_line
 
 
@@ -54,7 +55,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     broken: list[int] = []
     characters, total = 0, len(document)
     with closing(document):
-        title = sensible_title(document.get_metadata_value("Title")) or path.stem
+        title = sensible_title(document.get_metadata_value("Title")) or file_title(path)
         for number in range(total):
             try:
                 with closing(document[number]) as page, closing(page.get_textpage()) as textpage:

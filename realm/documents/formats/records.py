@@ -125,36 +125,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-_NO_TITLE = re.compile(
-    r"microsoft (?:word|powerpoint|excel)\b.*|untitled.*|no title|title|(?:document|presentation|slide)\s*\d*"
-    r"|.*\.(?:docx?|dvi|epub|fm|html?|indd|md|odt|pages|pdf|pptx?|ps|qx[dp]|rtf|tex|txt|xlsx?)",
-    re.IGNORECASE,
-)
-
-
-def sensible_title(title: str | None) -> str:
-    """The title in a file's metadata, or "" if this title is a file name or a placeholder.
-
-    >>> sensible_title(" The Debian\\n FAQ "), sensible_title("Microsoft Word - report_final2.doc")
-    ('The Debian FAQ', '')
-    """
-    words = " ".join(SURROGATE.sub("", title or "").split())
-    named = any(map(str.isalpha, words)) and len(words) <= 300 and not _NO_TITLE.fullmatch(words)
-    return words if named else ""
-
-
-def without_title(title: str, text: str) -> str:
-    """The text without its first line, if this line is the title.
-
-    The title is stored beside the text, so the first passage would contain it twice.
-
-    >>> without_title("Arden", "Arden\\n\\nA town."), without_title("Arden", "Arden is a town.")
-    ('A town.', 'Arden is a town.')
-    """
-    first, _, rest = text.partition("\n")
-    return rest.lstrip() if first.strip() == title else text
-
-
 FIELD_NAMES = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maintext")}
 """Part of a document -> the names of this part in data sets; `_id` is the name in BEIR, `maintext` the name in news-please."""
 

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from realm.documents.formats.compressed import opened, uncompressed
+from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode, marked, without_text
 from realm.documents.formats.records import (
     FIELD_NAMES,
@@ -23,6 +23,7 @@ from realm.documents.formats.records import (
     record,
 )
 from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.titles import file_title
 from realm.errors import first_line
 from realm.text.fields import read_value
 
@@ -108,7 +109,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                         raise _too_long(path, names, limits)
             if sentences:
                 text = "\n".join(sentences)
-                yield Record(str(path), uncompressed(path).stem, text, path.as_posix(), assumed)
+                yield Record(str(path), file_title(path), text, path.as_posix(), assumed)
             elif not has_parts:
                 raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
         except UnicodeDecodeError as error:

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
-from realm.documents.formats.pages import page_in, page_record
+from realm.documents.formats.pages import main_heading, page_in, page_record
 from realm.documents.formats.records import Limits, Record
+from realm.documents.formats.titles import file_title
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
@@ -18,11 +18,11 @@ def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
     if len(first) <= 100 and rest.strip() and not rest.partition("\n")[0].strip():
         yield Record(str(path), first.strip(), rest.strip(), path.as_posix(), assumed)
     else:
-        yield Record(str(path), uncompressed(path).stem, text, path.as_posix(), assumed)
+        yield Record(str(path), file_title(path), text, path.as_posix(), assumed)
 
 
 def markdown(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is that of the front matter, else the first heading, else the file name."""
+    """One record. The title is that of the front matter, else the main heading, else the file name."""
     from markdown_it import MarkdownIt
 
     source, assumed = whole(path, limits)
@@ -31,7 +31,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     page = page_in(path, MarkdownIt("commonmark").enable("table").render(source))
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
-    yield page_record(path, front.title or page.heading, page.text, assumed, fields, headings)
+    yield page_record(path, front.title or main_heading(page), page.text, assumed, fields, headings)
 
 
 def html(path: Path, limits: Limits) -> Iterator[Record]:

@@ -13,7 +13,8 @@ from urllib.parse import unquote
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode
 from realm.documents.formats.json_lines import json_lines
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable, without_title
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.titles import without_title
 from realm.documents.wikipedia.titles import linked_title, not_an_article
 from realm.text.corpus import Link
 
