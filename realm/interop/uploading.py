@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from realm.errors import InputError
-from realm.folders import LOCK, one_writer
+from realm.folders import LOCK
+from realm.interop.object_storage.folder import KB_KIND, local_files, one_version
 from realm.interop.sharing import CARD, card, write_hub
 from realm.model.manifest import MANIFEST, model_path, read_manifest
-from realm.search.stored_bm25 import WORDS
-from realm.store import mapped_arrays, unfinished, vectors
+from realm.store.knowledge_base import KnowledgeBase
 
 KEPT = {".gitattributes", ".gitignore"}
 """Files of a repository that an upload does not delete."""
@@ -50,7 +50,8 @@ def share(
 
     Raises:
         InputError: the model cannot be read, or the hub refuses the upload; or the repository exists, and everybody can read it
-            although `public` is False, or it has files that `realm share` did not make.
+            although `public` is False, or it has files that `realm share` did not make; or files of the knowledge base still
+            have texts that were deleted.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
@@ -65,9 +66,15 @@ def share(
             write_hub(model_path(model), aside, name, licence, data, numbers)
             files = _files_in(aside)
         else:
-            stack.enter_context(one_writer(Path(kb)))  # so that all files belong to one version
+            stack.enter_context(one_version(Path(kb), KB_KIND))
+            if KnowledgeBase.open(kb).keeps_removed_texts():
+                raise InputError(
+                    f"{kb} still has the texts of passages that were deleted or replaced: remove them with "
+                    f"`realm kb compact --kb {kb}`, then repeat the command"
+                )
             (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")
-            files = _files_in(aside) | _files_in(model_path(model), "model/") | _files_of_kb(Path(kb))
+            files = _files_in(aside) | _files_in(model_path(model), "model/")
+            files |= {f"kb/{path}": file for path, file in local_files(Path(kb), KB_KIND).items()}
         try:
             api = HfApi()
             try:
@@ -113,29 +120,6 @@ def _check_existing(name: str, private: bool, files: Sequence[str], public: bool
             f"{name} exists, and has files that `realm share` did not make, such as {min(others)}, which an upload would "
             "delete: give another name"
         )
-
-
-def _files_of_kb(folder: Path) -> dict[str, Path]:
-    return {
-        place: file
-        for place, file in _files_in(folder, "kb/").items()
-        if not is_made_again(file.relative_to(folder))
-    }
-
-
-def is_made_again(file: Path) -> bool:
-    """Whether commands make a file of a knowledge base again: copies of the vectors for mapped and for approximate search,
-    vectors of an unfinished index, the BM25 index, and the arrays of training.
-
-    >>> is_made_again(Path("indexes/0a1b/mapped-3-77.npy")), is_made_again(Path("indexes/0a1b/vectors.lance/data/1.lance"))
-    (True, False)
-    """
-    match file.parts:
-        case (kind, *_) if kind in (mapped_arrays.MAPPED, WORDS):
-            return True
-        case ("indexes", _, inside, *_):
-            return inside == vectors.APPROXIMATE or inside.startswith((vectors.MAPPED, unfinished.NAME))
-    return False
 
 
 def _files_in(folder: Path, prefix: str = "") -> dict[str, Path]:

@@ -59,6 +59,7 @@ from realm.store.schema import (
 from realm.store.settings import KnowledgeBaseConfig, Settings
 from realm.store.tables.table import (
     check_newest,
+    keeps_removed_rows,
     made_anew,
     newest_version,
     open_table,
@@ -431,6 +432,10 @@ class KnowledgeBase:
         shutil.rmtree(self.folder / MAPPED, ignore_errors=True)
         versions, in_use = (sum(counts) for counts in zip(*removed, strict=True))
         return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
+
+    def keeps_removed_texts(self) -> bool:
+        """Whether files still have the texts of passages that were deleted or replaced; `compact` removes them."""
+        return keeps_removed_rows(self.folder / TABLE, self.table)
 
     def verify(self) -> list[str]:
         """Reads the whole knowledge base -> a line for each problem."""

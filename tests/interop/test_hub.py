@@ -26,7 +26,11 @@ import realm
 from realm import cli
 from realm.errors import InputError
 from realm.hub import workspace_folder
+from realm.index.versions import complete_index
 from realm.model.folder import load_model
+from realm.store.knowledge_base import KnowledgeBase
+from realm.text.corpus import Document
+from realm.text.salient_spans import load_tagger
 from tests.interop.local_hub import TOKEN, Hub, Repository, local_hub
 from tests.qa.conftest import qa_folder, towns
 
@@ -153,6 +157,23 @@ def test_a_workspace_goes_to_the_hub_only_with_its_documents_and_comes_back(
     assert answered.code == 0 and json.loads(answered.out)["answers"][0]["text"] == wanted.text
     with at(down, home):
         assert load_model("hf:me/manual").step == load_model(towns / "model").step
+
+
+def test_a_deleted_text_is_not_shared(hub: Hub, towns: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(towns, tmp_path / "copy")
+    kb = KnowledgeBase.open(copy / "kb")
+    secret = Document("Secret", "The password of the vault is Xyzzyplugh.", "secret")
+    kb.add([secret], load_tagger("rules"))
+    complete_index(kb, load_model(copy / "model"), str(copy / "model"))
+    words = ["--in", str(copy), "--documents"]
+    share(hub, tmp_path, "me/manual", *words)
+    assert any(b"Xyzzyplugh" in file for file in hub.repositories["me/manual"].at("main").values())
+    kb.delete(["secret"])
+    refused = in_process(hub, tmp_path, "share", "me/manual", *words, *CARD)
+    assert refused.code == 2 and "still has the texts of passages that were deleted" in refused.error
+    assert cli.main(["kb", "compact", "--kb", str(copy / "kb")]) == 0
+    share(hub, tmp_path, "me/manual", *words)
+    assert not any(b"Xyzzyplugh" in file for file in hub.repositories["me/manual"].at("main").values())
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,18 @@ from realm.files import read_json
 from realm.folders import one_writer
 from realm.hub import WORKSPACE_PARTS
 from realm.interop.object_storage.listing import PULLED, ListingJson, checked, files_of
-from realm.interop.uploading import is_made_again
 from realm.model.manifest import MANIFEST, read_manifest
+from realm.search.stored_bm25 import WORDS
+from realm.store import mapped_arrays, unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.digests import recorded_digests
 from realm.store.tables.table import PASSAGES, was_committed
 
 ROWS = re.compile(r"(?P<table>(?:.+/)?[^/]+\.lance)/(?:data|_deletions)/[^/]+")
 """Data files and deletion files of Lance tables, which are never changed after they were written."""
+
+
+KB_KIND = "knowledge base"
 
 
 def kind_of(folder: Path) -> str:
@@ -29,7 +33,7 @@ def kind_of(folder: Path) -> str:
     """
     if was_committed(folder / PASSAGES):
         KnowledgeBase.open(folder)
-        return "knowledge base"
+        return KB_KIND
     if (folder / MANIFEST).is_file():
         read_manifest(folder)
         return "model"
@@ -60,12 +64,27 @@ def local_files(folder: Path, kind: str) -> dict[str, Path]:
             continue
         if any(part.startswith(".") for part in path.parts) or path.as_posix() == PULLED:
             continue
-        if kind != "model" and path.is_relative_to(kb) and is_made_again(path.relative_to(kb)):
+        if kind != "model" and path.is_relative_to(kb) and _is_made_again(path.relative_to(kb)):
             continue
         found[path.as_posix()] = file
     tables = {folder / match["table"] for match in map(ROWS.fullmatch, found) if match}
     known = {table.parent / name for table in tables for name in recorded_digests(table)}
     return {path: file for path, file in found.items() if not ROWS.fullmatch(path) or file in known}
+
+
+def _is_made_again(file: Path) -> bool:
+    """Whether commands make a file of a knowledge base again: copies of the vectors for mapped and for approximate search,
+    vectors of an unfinished index, the BM25 index, and the arrays of training.
+
+    >>> _is_made_again(Path("indexes/0a1b/mapped-3-77.npy")), _is_made_again(Path("indexes/0a1b/vectors.lance/data/1.lance"))
+    (True, False)
+    """
+    match file.parts:
+        case (kind, *_) if kind in (mapped_arrays.MAPPED, WORDS):
+            return True
+        case ("indexes", _, inside, *_):
+            return inside == vectors.APPROXIMATE or inside.startswith((vectors.MAPPED, unfinished.NAME))
+    return False
 
 
 @contextmanager

@@ -145,6 +145,14 @@ def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
     return [*changed_files(path, small), *changed_files(path, read, must_be_known=True)]
 
 
+def keeps_removed_rows(path: Path, table: lance.LanceDataset) -> bool:
+    """Whether data files have rows that the newest version does not have, or rows that were rewritten to other files."""
+    fragments = table.get_fragments()
+    used = {file for file, _ in _data_files(path, fragments)}
+    stored = {path.parent / name for name in recorded_digests(path) if name.startswith(f"{path.name}/data/")}
+    return any(one.num_deletions for one in fragments) or any(one.is_file() for one in stored - used)
+
+
 def refuse_changed_data(table: lance.LanceDataset, path: Path) -> None:
     """Compares the data files of a table with their digests. All files are read.
 
