@@ -1,6 +1,7 @@
 """Calls the readers of files, and makes a problem of each error of a reader, so that the other files are read."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -68,6 +69,10 @@ def _opened(
 
 
 def _with_file(one: Record, path: Path) -> Record:
-    """The record of a file that is one document, with the path and the modification time of the file as fields."""
-    modified = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-    return one._replace(fields={"path": path.as_posix(), "modified": time_text(modified), **one.fields})
+    """The record of a file that is one document, with the path and, if there is one, the modification time as fields."""
+    fields = {"path": path.as_posix()}
+    with suppress(
+        OSError, OverflowError, ValueError
+    ):  # the file was removed, or has a time that no calendar has
+        fields["modified"] = time_text(datetime.fromtimestamp(int(path.stat().st_mtime), UTC))
+    return one._replace(fields={**fields, **one.fields})

@@ -126,6 +126,11 @@ def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = 
     start = load_model(config.start, reader=False)
     folder.mkdir(parents=True, exist_ok=True)
     with one_writer(folder, lambda: _log.info("%s: waiting for another fit to end", folder)):
+        # `realm watch` can have added a file that this fit has not read, and whose documents this fit would delete.
+        if (now := stamp(sources, folder)) != stamped:
+            stamped = now
+            with _timed("read", seconds):
+                read = read_sources(folder, sources, config, strict)
         return _Fit(folder, sources, config, start, seconds).run(read, stamped)
 
 
@@ -342,4 +347,4 @@ def _timed(stage: str, seconds: dict[str, float]) -> Iterator[None]:
     try:
         yield
     finally:
-        seconds[stage] = time.monotonic() - began
+        seconds[stage] = seconds.get(stage, 0.0) + time.monotonic() - began

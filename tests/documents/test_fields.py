@@ -43,6 +43,19 @@ def test_a_file_that_is_one_document_has_its_path_and_time(tmp_path: Path) -> No
     assert document.fields == {"path": file.as_posix(), "modified": "1970-01-02T00:00:00Z"}
 
 
+def test_a_file_with_a_time_that_no_calendar_has_is_read(tmp_path: Path, monkeypatch) -> None:
+    stat = Path.stat
+
+    def far(path: Path, **given: Any) -> Any:  # some file systems, such as tmpfs, have such times
+        found = stat(path, **given)
+        return os.stat_result((*found[:8], 1_000_000_000_000, found[9])) if path.name == "a.txt" else found
+
+    (tmp_path / "a.txt").write_text("One.")
+    monkeypatch.setattr(Path, "stat", far)
+    (document,) = read_documents([str(tmp_path / "a.txt")])
+    assert (document.text, document.fields) == ("One.", {"path": (tmp_path / "a.txt").as_posix()})
+
+
 def test_the_other_keys_of_a_record_are_its_fields(tmp_path: Path) -> None:
     record = {
         "id": 1,

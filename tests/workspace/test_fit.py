@@ -136,6 +136,23 @@ def test_a_fit_of_what_has_not_changed_does_nothing_and_needs_no_torch(home: Pat
 
 
 @pytest.mark.usefixtures("light")
+def test_a_file_that_changes_before_the_fit_has_the_lock_is_read_again(
+    home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(
+        *given: object, **more: object
+    ) -> object:  # after the sources were read, before the lock is taken
+        Path("docs/north/Yarm.txt").write_text(text_of("Yarm", 1492))
+        return load_model(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fit_module, "load_model", load)
+    report = run(WS, ["docs"], config)
+    assert any("Yarm was founded in 1492" in text for _, text in content(WS))
+    assert report["documents"] == len(TOWNS) + 1
+    assert run(WS, ["docs"], config) == report  # nothing has changed since
+
+
+@pytest.mark.usefixtures("light")
 def test_a_fit_adds_replaces_and_deletes_what_changed_in_the_files(
     home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
