@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,6 +50,12 @@ def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterat
         # It is not enough to close the descriptor, because a forked child may also have it open.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def copy_into(folder: Path, items: Iterable[Path]) -> None:
+    """Copies files, and folders with their content, into a folder, under the same names."""
+    for one in items:
+        (shutil.copytree if one.is_dir() else shutil.copy)(one, folder / one.name)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch import nn
 from realm.checksums import changed, checksums_of, record_checksums
 from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import write_json
-from realm.folders import replace_folder
+from realm.folders import copy_into, replace_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import SkipInit, bert_config, read_bert_config
 from realm.model.calibration import Calibration
@@ -220,8 +220,7 @@ def _write(model: Model, aside: Path, extra: Sequence[Path], compact: bool) -> N
     checksums = {MANIFEST: manifest_checksum(manifest), **checksums_of(aside, files)}
     with_sums: SummedManifest = {**manifest, "checksums": checksums}
     write_json(aside / MANIFEST, with_sums)
-    for one in extra:
-        (shutil.copytree if one.is_dir() else shutil.copy)(one, aside / one.name)
+    copy_into(aside, extra)
 
 
 @contextmanager

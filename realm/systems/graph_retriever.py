@@ -185,18 +185,29 @@ class Example(NamedTuple):
 
 
 def examples_of(
-    kb: KnowledgeBase, retrieval: Retrieval, tokenizer: Tokenizer, questions: Sequence[Question]
+    kb: KnowledgeBase,
+    retrieval: Retrieval,
+    tokenizer: Tokenizer,
+    lengths: Lengths,
+    questions: Sequence[Question],
 ) -> list[Example]:
-    """Examples for the questions that have an answer in a retrieved passage.
+    """Examples for the questions that have an answer in the part of a retrieved passage that the reader reads.
 
     Raises:
-        InputError: no question has an answer in a retrieved passage.
+        InputError: no question has such an answer.
     """
     examples = []
     for question in progress(questions, total=len(questions), description="find answers", unit="question"):
         numbers, _ = retrieval.ranking(question.question)
         texts = [passage.text for passage in kb.passages(numbers)]
-        places = pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
+        (asked,) = tokenizer.encode([question.question])
+        room = (
+            (lengths.reading or lengths.joint) - 1 - body_start(asked, lengths)
+        )  # the last wordpiece is [SEP]
+        places = [
+            [(first, width) for first, width in own if first + width < room]
+            for own in pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)
+        ]
         if any(places):
             examples.append(Example(question.question, numbers, places))
     if not examples:
@@ -215,13 +226,13 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     """Trains the reader on retrieved passages -> `out`.
 
     Raises:
-        InputError: no training question has an answer in the passages retrieved for the question.
+        InputError: no training question has an answer that the reader reads in the passages retrieved for the question.
     """
     kb, start = ground.kb, load_model(ground.encoder)
     kb.check_tokenizer(start.tokenizer, ground.encoder)
     graph = PassageGraph.open(kb, out)
     retrieval = Retrieval(kb, graph, config.passages)
-    examples = examples_of(kb, retrieval, start.tokenizer, ground.train)
+    examples = examples_of(kb, retrieval, start.tokenizer, start.lengths, ground.train)
     torch.manual_seed(config.seed)
     reader = GraphReader(start_encoder(start))
     sizes = {
@@ -254,18 +265,9 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 ]
                 for row, (one, own) in enumerate(zip(batch, kept, strict=True))
             ]
-            longest = read.reading.tokens.ids_BT.shape[1]
-            inside = [[one for one in own if one[2] < longest - 1] for own in places]  # long passages are cut
-            rows = [row for row, own in enumerate(inside) if own]
             with run.autocast():
                 passage_BK, end_2RT = system.score(read)
-            if not rows:
-                raise InputError(
-                    "the reader cuts off all parts of passages that contain answers: use a model with longer passages"
-                )
-            whole = torch.tensor([row * most + k for row in rows for k in range(most)], device=run.device)
-            loss = marginal_loss(passage_BK[rows], end_2RT[:, whole], [inside[row] for row in rows])
-            run.update(loss, {})
+            run.update(marginal_loss(passage_BK, end_2RT, places), {})
             if run.step % config.dev_every == 0 or run.step == config.steps:
                 best.evaluate()
         best.restore()

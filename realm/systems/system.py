@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from realm.checksums import changed, checksums_of
 from realm.errors import DamagedError, InputError, RealmError
 from realm.files import read_json, write_json
+from realm.folders import copy_into
 from realm.keys import hex_id
 from realm.model.bert import Bert
 from realm.model.device import DeviceConfig
@@ -184,8 +185,7 @@ class SystemModel:
                 "checksums": checksums_of(aside, files),
             }
             write_json(aside / SYSTEM, manifest)
-            for file in extra:
-                (aside / file.name).write_bytes(file.read_bytes())
+            copy_into(aside, extra)
 
     @staticmethod
     def saved_stages(folder: Path) -> list[dict[str, Any]]:

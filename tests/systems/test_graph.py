@@ -1,6 +1,7 @@
 """The passage graph and GraphRetriever against plain searches and loops; and as a whole, with evidence."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from realm.systems.articles import Articles
 from realm.systems.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
 from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
 from realm.systems.system import Ground, load_system, predict
+from realm.tokens.layouts import Lengths
 from tests.conftest import RIVERS, TOWNS
 
 QUESTIONS = [
@@ -253,6 +255,36 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monke
         train(ground, tmp_path / "stopped", config)
     resumed = train(ground, tmp_path / "stopped", config)
     assert (whole / "weights.safetensors").read_bytes() == (resumed / "weights.safetensors").read_bytes()
+
+
+def test_answers_that_the_reader_cuts_off_are_no_examples(tiny_kb, tiny_model_folder, graph) -> None:
+    start, retrieval = load_model(tiny_model_folder), Retrieval(tiny_kb, graph, 12)
+
+    def places(lengths: Lengths) -> list[int]:
+        """The last wordpiece of each answer in its row."""
+        found = graph_retriever.examples_of(tiny_kb, retrieval, start.tokenizer, lengths, QUESTIONS)
+        starts = [body_start(start.tokenizer.encode([one.question])[0], lengths) for one in found]
+        return [
+            start + first + width
+            for start, one in zip(starts, found, strict=True)
+            for own in one.places
+            for first, width in own
+        ]
+
+    everything = places(start.lengths)
+    longest = max(everything)
+    assert min(everything) < longest
+    assert sorted(places(replace(start.lengths, reading=longest + 1))) == sorted(
+        place for place in everything if place < longest
+    )
+    with pytest.raises(InputError, match="no training question has an answer"):
+        places(replace(start.lengths, reading=8))
+
+
+def test_a_run_with_tensorboard_keeps_its_events(ground, tmp_path) -> None:
+    config = Config(steps=2, batch_size=2, dev_every=2, dev_questions=2, tensorboard=True, **TINY)
+    out = train(ground, tmp_path / "out", config)
+    assert any((out / "tensorboard").iterdir()) and (out / "metrics.jsonl").is_file()
 
 
 def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model_folder, tmp_path) -> None:
