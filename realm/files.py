@@ -66,11 +66,7 @@ def new_file(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield aside
-        descriptor = os.open(aside, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(aside)
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -183,25 +183,38 @@ def mapped(folder: Path, ids_N: np.ndarray) -> Vectors | None:
     table = open_table(folder / TABLE)
     info = _info(table, folder)
     file = _mapped_name(folder, int(table.version), ids_N)
-    missing, left_over = np.zeros(0, dtype=np.int64), 0
+    left_over = 0
     if not file.exists():
-        aside = folder / f".{file.name}.{os.getpid()}"
-        try:
-            array_ND = np.lib.format.open_memmap(
-                aside, "w+", dtype=_DTYPES[info.bits], shape=(len(ids_N), info.dim)
-            )
-            refuse_changed_data(table, folder / TABLE)
-            found = _read(table, info, ids_N, array_ND)
-            if len(found.missing):
-                return found
+        with one_writer(folder):
+            if not file.exists():  # another process can have written the file meanwhile
+                found = _write_mapped(file, table, info, ids_N)
+                if len(found.missing):
+                    return found
+                left_over = found.left_over
+    nothing = np.zeros(0, dtype=np.int64)
+    return Vectors(np.load(file, mmap_mode="c"), nothing, info, int(table.version), left_over)
+
+
+def _write_mapped(file: Path, table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray) -> Vectors:
+    """Replaces all files of mapped vectors in the folder by `file`, unless a passage has no vector -> the vectors."""
+    folder = file.parent
+    for left in folder.glob(f".{MAPPED}-*"):  # of a process that was killed
+        left.unlink(missing_ok=True)
+    aside = folder / f".{file.name}.{os.getpid()}"
+    try:
+        array_ND = np.lib.format.open_memmap(
+            aside, "w+", dtype=_DTYPES[info.bits], shape=(len(ids_N), info.dim)
+        )
+        refuse_changed_data(table, folder / TABLE)
+        found = _read(table, info, ids_N, array_ND)
+        if not len(found.missing):
             array_ND.flush()
-            missing, left_over = found.missing, found.left_over
             for old in folder.glob(f"{MAPPED}-*.npy"):
-                old.unlink()
+                old.unlink(missing_ok=True)
             aside.replace(file)
-        finally:
-            aside.unlink(missing_ok=True)
-    return Vectors(np.load(file, mmap_mode="c"), missing, info, int(table.version), left_over)
+    finally:
+        aside.unlink(missing_ok=True)
+    return found
 
 
 def _read(table: lance.LanceDataset, info: VectorsInfo, ids_N: np.ndarray, vectors_ND: np.ndarray) -> Vectors:
