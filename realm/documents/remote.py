@@ -104,6 +104,7 @@ def addresses_of(source: str) -> list[str]:
         system, path = _opened_system(source)
         if "*" in path or "?" in path or "[" in path:
             found = [name for name, one in system.glob(path, detail=True).items() if one["type"] == "file"]
+            path = re.split(r"[*?[]", path, maxsplit=1)[0].rpartition("/")[0]  # the folder that is named
         else:
             found = [path] if system.isfile(path) else system.find(path)
     seen = [one for one in sorted(found) if "/." not in one.removeprefix(path)]

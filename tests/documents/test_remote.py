@@ -72,6 +72,13 @@ def read(*sources: object) -> tuple[list[Document], dict[str, int], list[str]]:
     return documents, dict(report.reasons), [one.problem for one in report.left_out]
 
 
+def test_a_pattern_in_a_hidden_folder_that_is_named_finds_its_files(memory: str) -> None:
+    documents, _, _ = read(f"{memory}/more/.hidden/*.txt")
+    assert [one.text for one in documents] == ["Hidden."]
+    with pytest.raises(InputError, match="no such file or folder"):
+        read(f"{memory}/more/*/c.txt")
+
+
 def test_a_remote_folder_gives_the_documents_of_a_local_folder(files: Path, memory: str) -> None:
     (here, reasons, problems), (there, others, remote_problems) = read(files), read(memory)
     root = fsspec.core.url_to_fs(memory)[0].unstrip_protocol(fsspec.core.url_to_fs(memory)[1])
