@@ -170,11 +170,12 @@ def _security(hosts: Iterable[str] | None) -> TransportSecuritySettings:
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:
     """Refuses requests without the token."""
-    expected = f"Bearer {token}".encode()
+    expected = token.encode()
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-        shown = dict(scope.get("headers", ())).get(b"authorization", b"")
-        if scope["type"] == "http" and not hmac.compare_digest(shown, expected):
+        scheme, _, shown = dict(scope.get("headers", ())).get(b"authorization", b"").partition(b" ")
+        known = scheme.lower() == b"bearer" and hmac.compare_digest(shown.strip(), expected)
+        if scope["type"] == "http" and not known:
             refused = problem(
                 401,
                 "these tools need the server's token: Authorization: Bearer TOKEN",

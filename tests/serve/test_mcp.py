@@ -263,7 +263,10 @@ def test_over_http_a_private_server_needs_the_token(served: Served) -> None:
     httpx2 = pytest.importorskip("httpx2")
     with over_http(*command(served.kb, served.model, "--private"), REALM_TOKEN=TOKEN) as url:
         assert httpx.post(url, json={}).status_code == 401
-        assert httpx.post(url, json={}, headers={"Authorization": "Bearer wrong"}).status_code == 401
+        for shown in ("Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x"):
+            assert httpx.post(url, json={}, headers={"Authorization": shown}).status_code == 401
+        for shown in (f"bearer {TOKEN}", f"Bearer  {TOKEN}"):  # as the REST API takes them
+            assert httpx.post(url, json={}, headers={"Authorization": shown}).status_code != 401
         asyncio.run(run(url))
 
 
