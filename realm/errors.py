@@ -139,7 +139,18 @@ def writing(path: str | os.PathLike[str], *kinds: type[Exception]) -> Iterator[N
 
 
 def at_least(settings: object, **least: float) -> None:
-    """Raises ValueError if a setting is below its least value or is NaN. `least` has names of settings and least values."""
+    """Raises ValueError if a setting is below its least value or is NaN. `least` has names of settings and least values.
+
+    A setting that is None is not checked.
+    """
     for name, bound in least.items():
-        if not getattr(settings, name) >= bound:
-            raise ValueError(f"{name} is {getattr(settings, name)}: it must be {bound} or more")
+        value = getattr(settings, name)
+        if value is not None and not value >= bound:
+            raise ValueError(f"{name} is {value}: it must be {bound} or more")
+
+
+def check_shares(settings: object, *names: str) -> None:
+    """Raises ValueError if one of the named settings is not a share, a number from 0 to 1."""
+    for name in names:
+        if not 0 <= getattr(settings, name) <= 1:
+            raise ValueError(f"{name} is {getattr(settings, name)}: it must be between 0 and 1")

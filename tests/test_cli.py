@@ -173,6 +173,33 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
     return cli.main([])
 
 
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        ("answer q --kb kb --model m", "read=0"),
+        ("answer q --kb kb --model m", "answers=0"),
+        ("finetune --kb kb --model m --train t --dev d --out o", "read=0"),
+        ("finetune --kb kb --model m --train t --dev d --out o", "dev_every=0"),
+        ("baseline drqa --kb kb --model m --train t --dev d --out o", "dev_questions=0"),
+        ("pretrain --kb kb --model m --out o", "retriever_rate=-1.0"),
+        ("pretrain --kb kb --model m --out o", "learning_rate=nan"),
+        ("pretrain --kb kb --model m --out o", "titled=7.0"),
+        ("pretrain --kb kb --model m --out o", "ict_batch=0"),
+        ("pretrain --kb kb --model m --out o", "health.queries=0"),
+        ("ict --kb kb --init m --out o", "titled=1.5"),
+        ("mlm --kb kb --out o", "reading=-0.5"),
+        ("mlm --kb kb --out o", "warmup=-1"),
+        ("probe --kb kb --model m", "queries=0"),
+        ("questions --kb kb --out o", "dev_share=5.0"),
+    ],
+)
+def test_a_setting_out_of_its_range_is_one_line(command: str, setting: str, capsys) -> None:
+    name = setting.partition("=")[0].rpartition(".")[2]
+    assert cli.main([*command.split(), "--set", setting]) == 2
+    error = capsys.readouterr().err
+    assert f"{name} is " in error and "must be" in error and error.count("\n") == 1
+
+
 def test_an_interrupted_command_says_whether_the_same_command_continues(monkeypatch, capsys) -> None:
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt

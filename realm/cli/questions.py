@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, report, say_where, settings
-from realm.errors import InputError
+from realm.errors import InputError, at_least, check_shares
 from realm.files import write_json_lines
 
 
@@ -21,6 +21,10 @@ class QuestionsConfig:
     """Share of documents whose questions are dev questions."""
     documents: str = ""
     """Questions are made only from documents whose id or title begins with this text; if it is empty, from all documents."""
+
+    def __post_init__(self) -> None:
+        at_least(self, seed=0)
+        check_shares(self, "dev_share")
 
 
 def add_commands(commands: "Commands[Parser]") -> None:

@@ -151,7 +151,8 @@ def _ict(args: argparse.Namespace) -> None:
     from realm.store.knowledge_base import KnowledgeBase
     from realm.train import ict
 
-    ict.train(KnowledgeBase.open(args.kb), Path(args.out), settings(args, ict.IctConfig), args.init)
+    config = settings(args, ict.IctConfig)
+    ict.train(KnowledgeBase.open(args.kb), Path(args.out), config, args.init)
 
 
 def _pretrain(args: argparse.Namespace) -> None:

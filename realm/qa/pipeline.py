@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.index.versions import APPROXIMATE, EXACT, RAY, IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method
@@ -68,6 +68,7 @@ class AnswerConfig(DeviceConfig):
     """True: behave as transformers 4.57.6 with the published checkpoints; docs/checkpoints.md lists the differences."""
 
     def __post_init__(self) -> None:
+        at_least(self, read=1, answers=1)
         if self.threshold is not None and not 0 <= self.threshold <= 1:
             raise ValueError(f"threshold is {self.threshold}: it is a probability, between 0 and 1")
         if self.search not in (EXACT, APPROXIMATE, RAY) and not is_address(self.search):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import InputError, at_least
 from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
@@ -39,7 +39,10 @@ class ProbeConfig(DeviceConfig):
     queries: int = 2000
     """Largest number of probe queries for recall."""
     read: int = 256
-    """Number of these queries that the reader reads."""
+    """Number of these queries that the reader reads. 0: only recall is measured."""
+
+    def __post_init__(self) -> None:
+        at_least(self, queries=1, read=0)
 
 
 class ReadingJson(TypedDict):

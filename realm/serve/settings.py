@@ -64,7 +64,7 @@ class ServeConfig(AnswerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, read=1, answers=1, batch=1, queue=1)
+        at_least(self, batch=1, queue=1)
         if self.seconds <= 0:
             raise ValueError(f"seconds is {self.seconds}: it must be above 0")
         if self.read > MOST_READ:

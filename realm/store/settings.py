@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import lance
 
-from realm.errors import InputError, at_least
+from realm.errors import InputError, at_least, check_shares
 from realm.settings import config_from
 from realm.text.corpus import PassagesConfig
 
@@ -64,8 +64,7 @@ class KnowledgeBaseConfig(PassagesConfig):
             )
         if not 0 <= self.held_out < 1:
             raise ValueError(f"held_out is {self.held_out}: it must be 0 or more, and less than 1")
-        if not 0 <= self.near_duplicates <= 1:
-            raise ValueError(f"near_duplicates is {self.near_duplicates}: it must be between 0 and 1")
+        check_shares(self, "near_duplicates")
 
 
 class SettingsJson(TypedDict):

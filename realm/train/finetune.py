@@ -131,7 +131,7 @@ class FinetuneConfig(QuestionsRunConfig):
             )
         if self.update_passages and not self.retriever_rate > 0:
             raise ValueError("update_passages trains the embedder: retriever_rate must be above 0")
-        at_least(self, hard_em_steps=1)
+        at_least(self, read=1, hard_em_steps=1, reading_tokens=0)
         # SpanConfig raises an error if `retrieval_score` does not fit `objective`.
         SpanConfig(objective=self.objective, retrieval_score=self.retrieval_score)
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import DivergedError
+from realm.errors import DivergedError, at_least
 from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.candidates import embed_queries
@@ -66,6 +66,9 @@ class HealthConfig:
         "gate_limit": GATE_LIMIT,
         "patience": PATIENCE,
     }
+
+    def __post_init__(self) -> None:
+        at_least(self, gate=0, queries=1, read=1, freshness_every=0)
 
 
 class HealthWatch:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import InputError
+from realm.errors import InputError, check_shares
 from realm.masking.held_out import held_out
 from realm.model.folder import Model, load_model
 from realm.model.losses import in_batch_loss
@@ -47,6 +47,7 @@ class IctConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_shares(self, "titled")
         if self.query_tokens and self.query_tokens < 3:
             raise ValueError(
                 f"query_tokens is {self.query_tokens}: it must be 3 or more, or 0 for the query length of the model"

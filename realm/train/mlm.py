@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import InputError
+from realm.errors import InputError, at_least, check_shares
 from realm.index.embedding import pooled_states
 from realm.masking.held_out import held_out, held_out_queries
 from realm.masking.masked_queries import MaskedQuery
@@ -84,6 +84,11 @@ class MlmConfig(RunConfig):
         "near_passage": NEAR_PASSAGE,
         "no_passage": NO_PASSAGE,
     }
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, query_tokens=3, sample=1)
+        check_shares(self, "reading")
 
 
 def train(kb: KnowledgeBase, out: Path, config: MlmConfig, init: str | None = None) -> Path:

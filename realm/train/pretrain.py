@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from realm import distributed
-from realm.errors import InputError
+from realm.errors import InputError, at_least, check_shares
 from realm.masking.candidates import (
     CandidateRule,
     Candidates,
@@ -133,6 +133,8 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(self, ict=0, ict_batch=1)
+        check_shares(self, "titled", "ict_titled")
         if not 0 <= self.injected < self.candidates:
             raise ValueError(
                 f"injected is {self.injected}: one of {self.candidates} candidates is the null passage, so at most "

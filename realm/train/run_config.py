@@ -1,7 +1,7 @@
 """Settings that all training stages share, and the random numbers of a step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import numpy as np
@@ -50,7 +50,17 @@ class RunConfig(DeviceConfig):
     CONSTANTS: ClassVar[Mapping[str, float]] = {"weight_decay": WEIGHT_DECAY, "clip": LARGEST_NORM}
 
     def __post_init__(self) -> None:
-        at_least(self, steps=0, batch_size=1, log_every=1, cached_rows=0, seed=0)
+        at_least(
+            self,
+            steps=0,
+            batch_size=1,
+            warmup=0,
+            log_every=1,
+            checkpoint_seconds=0,
+            cached_rows=0,
+            seed=0,
+            **{one.name: 0 for one in fields(self) if one.name.endswith("_rate")},
+        )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}: it must be 0 or more, and less than 1")
         if self.seed >= 2**31:
@@ -65,6 +75,10 @@ class QuestionsRunConfig(RunConfig):
     """Steps between two evaluations on dev questions."""
     dev_questions: int = 500
     """Number of dev questions in each evaluation."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, dev_every=1, dev_questions=1)
 
 
 def generator(*key: int) -> np.random.Generator:
