@@ -7,7 +7,7 @@ from pathlib import Path
 
 from realm.checksums import check_installed
 from realm.errors import InputError, writing
-from realm.folders import one_writer, remove, replace_folder
+from realm.folders import one_writer, remove, replace_folder, restore
 
 PACKAGED = {
     "package:realm-mini": ("realm", "assets/realm-mini"),
@@ -76,6 +76,21 @@ def from_hub(name: str, files: Sequence[str]) -> str:
         raise InputError(
             f"{name} is not a folder, and cannot be downloaded from the hub ({type(error).__name__})"
         ) from error
+
+
+def workspace_part(folder: Path, part: str) -> Path:
+    """A folder of a workspace, such as `kb`. If a replacement of this folder was killed, it is completed first.
+
+    Raises:
+        InputError: the workspace has no such folder.
+    """
+    restore(folder / part)
+    if not (folder / part).is_dir():
+        raise InputError(
+            f"{folder} is not a workspace, because it has no folder {part}: make a workspace with "
+            f"`realm fit SOURCE... --out {folder}`"
+        )
+    return folder / part
 
 
 def workspace_folder(name: str | Path) -> Path:

@@ -267,10 +267,10 @@ KEEPS = [
     "retrieve --kb KB --method bm25 --questions q.jsonl --out hits.jsonl",
 ]
 KNOWLEDGE_BASES = {
-    "missing": "missing is no knowledge base: make one with `realm kb build",
-    "nothing": "nothing is no knowledge base",
-    "qa": "qa is no knowledge base",
-    "k_other": "k_other(/passages.lance)? (is no knowledge base|is damaged|cannot be read)",
+    "missing": "missing is not a knowledge base: make one with `realm kb build",
+    "nothing": "nothing is not a knowledge base",
+    "qa": "qa is not a knowledge base",
+    "k_other": "k_other(/passages.lance)? (is not a knowledge base|is damaged|cannot be read)",
     "k_tokenizer": "k_tokenizer/tokenizer has fingerprint .*: restore tokenizer",
     "k_cut": "k_cut is damaged: passages.lance/data/.* bytes instead of",
 }

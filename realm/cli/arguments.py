@@ -76,20 +76,12 @@ class Parser(argparse.ArgumentParser):
             return
         if given:
             self.error(f"--in {found.workspace} replaces {_flags(self._parts)}: leave out {_flags(given)}")
-        # Imported here because these files need modules that Windows lacks.
-        from realm.folders import restore
-        from realm.hub import workspace_folder
+        # Imported here because this file needs modules that Windows lacks.
+        from realm.hub import workspace_folder, workspace_part
 
         workspace = workspace_folder(found.workspace)
         for flag, name in self._parts.items():
-            folder = workspace / name
-            restore(folder)
-            if not folder.is_dir():
-                raise InputError(
-                    f"{found.workspace} is not a workspace, because it has no folder {name}: "
-                    f"make a workspace with `realm fit SOURCE... --out {found.workspace}`"
-                )
-            setattr(found, flag, str(folder))
+            setattr(found, flag, str(workspace_part(workspace, name)))
 
     def add_switch(self, flag: str, help: str) -> None:
         """Declares a flag without a value, which is False if the flag is not given."""

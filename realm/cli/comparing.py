@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from realm.cli.arguments import Commands, Parser, add_command, report, settings
+from realm.cli.arguments import Commands, Parser, add_command, positive, report, settings
 from realm.errors import DivergedError, InputError
 from realm.settings import read_config
 
@@ -57,7 +57,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "--jobs",
             metavar="N",
-            type=int,
+            type=positive,
             default=1,
             help="run up to N commands at the same time, each with a share of the threads and, on a machine with several GPUs, "
             "with one GPU (default: 1); the output of each command is in DIR/logs",
@@ -177,8 +177,6 @@ def _table(args: argparse.Namespace, title: str) -> None:
     from realm.compare.rows import TABLES
     from realm.compare.settings import DataConfig, TableConfig
 
-    if args.jobs < 1:
-        raise InputError(f"--jobs is {args.jobs}: it must be 1 or more")
     of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
     args.set = [one for one in args.set if not one.startswith("data.")]
     data, config = read_config(DataConfig, args.config, "data", of_data), settings(args, TableConfig)

@@ -19,6 +19,7 @@ from realm.qa.scoring.evaluation import Report
 from realm.qa.scoring.significance import (
     MeanDifference,
     PairedDifference,
+    p_value,
     paired_bootstrap,
     paired_difference,
     percent,
@@ -150,10 +151,9 @@ def lines(compared: ComparedJson | ComparedRankingsJson, a: str, b: str) -> list
     shown = [f"a = {a}, b = {b}; {compared['n']:,} questions; scores in percent"]
     differences: Mapping[str, MeanDifference | PairedDifference] = compared["difference"]
     for name, test in differences.items():
-        p = "< .001" if test["p"] < 0.001 else f"{test['p']:.3f}"
         shown.append(
             f"{name:<11}  a {compared['a'][name]:5.1f}  b {compared['b'][name]:5.1f}  "
-            f"a - b {test['points']:+5.1f} ({test['low']:+.1f} to {test['high']:+.1f}), p {p}"
+            f"a - b {test['points']:+5.1f} ({test['low']:+.1f} to {test['high']:+.1f}), p {p_value(test['p'])}"
         )
     return shown
 

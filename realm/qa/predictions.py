@@ -58,7 +58,9 @@ def read_predictions(path: str | Path) -> list[Prediction]:
     found: dict[str, Prediction] = {}
     for where, record in json_lines(path):
         if not isinstance(record, dict) or "id" not in record or "answer" not in record:
-            raise InputError(f"{where}: {shown(record)} is no prediction: write an object with id and answer")
+            raise InputError(
+                f"{where}: {shown(record)} is not a prediction: write an object with id and answer"
+            )
         given = {field.name: record[field.name] for field in fields(Prediction) if field.name in record}
         try:
             one = Prediction(
@@ -72,7 +74,7 @@ def read_predictions(path: str | Path) -> list[Prediction]:
             )
         except TypeError:
             raise InputError(
-                f"{where}: {shown(record)} is no prediction: question, answer and passages must be texts"
+                f"{where}: {shown(record)} is not a prediction: question, answer and passages must be texts"
             ) from None
         if one.id in found:
             raise InputError(

@@ -223,7 +223,9 @@ def _listed(cell: str, where: str) -> Any:
         with warnings.catch_warnings(action="ignore"):  # warnings about invalid escape sequences
             return ast.literal_eval(cell)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise InputError(f"{where}: {shown(cell)} is no list: write a list as ['first', 'second']") from None
+        raise InputError(
+            f"{where}: {shown(cell)} is not a list: write a list as ['first', 'second']"
+        ) from None
 
 
 def _question(record: Any, where: str, position: str, regex: bool, need_answers: bool) -> Question:
@@ -251,7 +253,7 @@ def _question(record: Any, where: str, position: str, regex: bool, need_answers:
     if regex:
         for pattern in answers:
             if problem := _pattern_problem(pattern):
-                raise InputError(f"{where}: {shown(pattern)} is no regular expression: {problem}")
+                raise InputError(f"{where}: {shown(pattern)} is not a regular expression: {problem}")
     passage = _id(record.get("passage_id"), "passage id", where)
     document = _id(record.get("document_id"), "document id", where)
     return Question(

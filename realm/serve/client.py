@@ -8,13 +8,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from realm import __version__
 from realm.errors import InputError, RealmError
+from realm.model.calibration import Method
 from realm.qa.answers import Answers
 
-Method = Literal["dense", "bm25", "hybrid"]
 NDJSON = "application/x-ndjson"
 
 

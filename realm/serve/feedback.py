@@ -70,7 +70,7 @@ class Feedback:
         answer = passage.text[start:end]
         if not 0 <= start < end <= len(passage.text) or not answer.strip():
             raise RealmError(
-                f"the characters {start} to {end} of passage {passage.id} are no answer: give the place of a piece of its "
+                f"the characters {start} to {end} of passage {passage.id} are not an answer: give the place of a piece of its "
                 f"text, which has {len(passage.text)} characters"
             )
         if len(answer) > MOST_ANSWER_CHARACTERS:

@@ -4,7 +4,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from realm.qa.scoring.significance import PairedDifference
+from realm.qa.scoring.significance import PairedDifference, p_value
 
 WIDEST = 100
 """Largest width of a paragraph, in columns."""
@@ -35,8 +35,7 @@ def fitting(rows: list[list[str]], width: int) -> list[list[str]]:
 
 def difference(found: PairedDifference) -> str:
     """A difference in points, with its 95 % interval in brackets and its p value."""
-    p = "<.001" if found["p"] < 0.001 else f"{found['p']:.3f}"
-    return f"{found['points']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) p {p}"
+    return f"{found['points']:+.1f} ({found['low']:+.1f} to {found['high']:+.1f}) p {p_value(found['p'])}"
 
 
 def costs(seconds: Mapping[str, float], peak_memory_mb: float, verbs: Sequence[str]) -> str:

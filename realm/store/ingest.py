@@ -313,7 +313,7 @@ def check_target(target: Path, replace: bool) -> None:
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     if newest_version(target / TABLE) is None:
-        raise InputError(f"{target} exists already and is no knowledge base: choose another folder")
+        raise InputError(f"{target} exists already and is not a knowledge base: choose another folder")
     if not replace:
         raise InputError(
             f"{target} is already a knowledge base: add documents with `realm kb add`, or choose another folder"

@@ -140,14 +140,14 @@ class KnowledgeBase:
         """Opens the folder of a knowledge base.
 
         Raises:
-            RealmError: the folder is no knowledge base, has an unknown format, is damaged, or has another tokenizer than the
+            RealmError: the folder is not a knowledge base, has an unknown format, is damaged, or has another tokenizer than the
                 tokenizer that made the passages.
         """
         folder = Path(folder)
         restore(folder)
         if newest_version(folder / TABLE) is None:
             raise InputError(
-                f"{folder} is no knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
+                f"{folder} is not a knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
             )
         table = open_table(folder / TABLE)
         settings = Settings.of(table, folder)

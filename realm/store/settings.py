@@ -105,7 +105,7 @@ class Settings(NamedTuple):
             known = saved["format"], saved["tokenizer"], saved["config"]
         except (TypeError, KeyError, ValueError):
             raise InputError(
-                f"{folder} is no knowledge base: the table of passages has no settings"
+                f"{folder} is not a knowledge base: the table of passages has no settings"
             ) from None
         if known[0] not in range(1, FORMAT + 1):
             raise InputError(

@@ -6,7 +6,8 @@ from haystack import Document, ExtractedAnswer, component, default_from_dict, de
 
 import realm
 from realm.errors import InputError
-from realm.serve.client import Client, Method
+from realm.model.calibration import Method
+from realm.serve.client import Client
 from realm.toolkits.sources import Source, hits, metadata, name_of, opened
 
 

@@ -7,7 +7,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import PrivateAttr
 
-from realm.serve.client import Method
+from realm.model.calibration import Method
 from realm.toolkits.sources import hits, metadata, opened
 
 

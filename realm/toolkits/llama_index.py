@@ -3,7 +3,7 @@
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from realm.serve.client import Method
+from realm.model.calibration import Method
 from realm.toolkits.sources import Source, hits, metadata, opened
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import realm
-from realm.serve.client import Client, Method
+from realm.model.calibration import Method
+from realm.serve.client import Client
 
 if TYPE_CHECKING:
     from realm.workspace.folder import Workspace

@@ -110,9 +110,9 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.folder = out.with_name(out.name + ".training")
         self._checkpoints = Checkpoints(self.folder)
         self.device = distributed.initialize(choose_device(config.device))
-        self.settings = {"stage": stage, **asdict(config), **(settings or {})}
         # The precision that "auto" stands for is saved, because it may be another precision on another machine.
-        self.settings["precision"] = chosen(self.device, config.precision)
+        precision = {"precision": chosen(self.device, config.precision)}
+        self.settings = _plain({"stage": stage, **asdict(config), **(settings or {}), **precision})
         if distributed.world_size() > 1 and not shares:
             raise InputError(
                 f"realm {stage} runs in one process; torchrun is for mlm, ict, pretrain and finetune"
@@ -287,9 +287,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             return
         if self.folder.exists():
             made = self.model.saved_stages(self.out)[-1:]
-            if [{k: v for k, v in record.items() if k != "seconds"} for record in made] == [
-                json.loads(json.dumps(self.settings))
-            ]:
+            if [{k: v for k, v in record.items() if k != "seconds"} for record in made] == [self.settings]:
                 shutil.rmtree(self.folder)
                 raise AlreadyDone(f"{self.out} is complete; {self.folder} was removed")
         raise ConflictError(f"{self.out} exists: name another --out, or remove it first")
@@ -311,7 +309,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                         f"{self.folder} was removed while this command was starting: repeat the command"
                     )
                 self._checkpoints.remove_unfinished()
-                write_json(self.folder / "settings.json", json.loads(json.dumps(self.settings)))
+                write_json(self.folder / "settings.json", self.settings)
             distributed.barrier()
             # The whole weights of a checkpoint may be too large for one device.
             device = torch.device("cpu") if self.sharded else self.device
@@ -343,7 +341,6 @@ class TrainRun(AbstractContextManager["TrainRun"]):
     def _check_settings(self) -> None:
         """Compares the settings with those of an interrupted run, and creates the folder."""
         settings_file = self.folder / "settings.json"
-        settings = json.loads(json.dumps(self.settings))
         if settings_file.exists() or self._checkpoints.files():
             try:
                 before = dict(read_json(settings_file))
@@ -354,11 +351,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 ) from error
             # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default
             # value.
-            defaults = {**settings, **json.loads(json.dumps(asdict(type(self.config)())))}
+            defaults = {**self.settings, **_plain(asdict(type(self.config)()))}
             before = _with_defaults(without_constants(type(self.config), before, self.folder), defaults)
-            if before != settings:
+            if before != self.settings:
                 changed = sorted(
-                    k for k in before.keys() | settings.keys() if before.get(k) != settings.get(k)
+                    k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)
                 )
                 raise OtherSettings(
                     f"{self.folder} contains an interrupted run with other settings ({', '.join(changed)}): "
@@ -434,6 +431,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             },
         )
         self.after_checkpoint()
+
+
+def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as JSON gives them back: tuples become lists."""
+    return dict(json.loads(json.dumps(settings)))
 
 
 def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,30 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from realm.model.calibration import Method
 from realm.qa.answers import Answers
 from realm.qa.pipeline import Answerer
 from realm.qa.scoring.metrics import exact_match
 from realm.questions import MadeQuestion
 
-TRIED = 12
+SHOWN = 3
+"""Number of examples."""
+_TRIED = 12
 """Number of made questions among which the examples are chosen."""
+_SHORT = 90
+"""Preferred maximum length of an example, in characters."""
+
+
+def drawn(made: Sequence[MadeQuestion]) -> list[MadeQuestion]:
+    """Up to `_TRIED` of the questions, from different documents, drawn at random but equal for each call.
+
+    Longer questions are drawn only if all are long.
+    """
+    short = [one for one in made if len(one.question) <= _SHORT] or list(made)
+    shuffled = [short[n] for n in np.random.default_rng(0).permutation(len(short))]
+    return list({one.document_id: one for one in reversed(shuffled)}.values())[::-1][:_TRIED]
 
 
 def right_first(

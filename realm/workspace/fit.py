@@ -26,8 +26,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy as np
-
 from realm import __version__
 from realm.documents.reading import stamp
 from realm.errors import InputError, OtherSettings, shortened
@@ -46,7 +44,7 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.table import newest_version
 from realm.train import adapt
 from realm.workspace import judging
-from realm.workspace.examples import TRIED, right_first
+from realm.workspace.examples import SHOWN, drawn, right_first
 from realm.workspace.folder import Workspace
 from realm.workspace.report import (
     KB,
@@ -70,9 +68,6 @@ ADAPT_AGAIN = 0.25
 """A fit adapts again if more than this share of the passages was added or removed since the last adaptation."""
 FACTS = 1000
 """Largest number of masked facts, from held-out passages, on which the models are compared."""
-EXAMPLES = 3
-SHORT = 90
-"""Preferred maximum length of an example question, in characters."""
 _log = logging.getLogger(__name__)
 
 
@@ -309,19 +304,17 @@ def _check_folder(folder: Path) -> None:
 
 
 def _examples(kb: Path, model: Path, made: Sequence[MadeQuestion], device: str) -> list[ExampleJson]:
-    """Up to `EXAMPLES` of the made questions, drawn at random from different documents, each with its best answer.
+    """Up to `SHOWN` of the made questions, drawn at random from different documents, each with its best answer.
 
     Questions that are answered as expected are preferred.
     """
-    short = [one for one in made if len(one.question) <= SHORT] or list(made)
-    drawn = [short[n] for n in np.random.default_rng(0).permutation(len(short))]
-    asked = list({one.document_id: one for one in reversed(drawn)}.values())[::-1][:TRIED]
+    asked = drawn(made)
     if not asked:
         return []
     answerer = Answerer.load(str(kb), str(model), AnswerConfig(device=device))
     if answerer.model.span_reader is None:
-        return [_example(one, answerer.passages(one.question, 1)[0]) for one in asked[:EXAMPLES]]
-    chosen = right_first(answerer, asked)[:EXAMPLES]
+        return [_example(one, answerer.passages(one.question, 1)[0]) for one in asked[:SHOWN]]
+    chosen = right_first(answerer, asked)[:SHOWN]
     return [_example(one, answers.answers[0], answers.found) for one, answers in chosen]
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from realm.documents.reading import documents_of
 from realm.errors import InputError
-from realm.folders import restore
-from realm.hub import workspace_folder
+from realm.hub import workspace_folder, workspace_part
 from realm.model.calibration import Method
 from realm.qa.answers import Answer, Answers, Hit, RankedPassage
 from realm.qa.filling import Filled
@@ -42,16 +41,8 @@ class Workspace:
             InputError: the folder is not a workspace, or its knowledge base and model do not fit together.
         """
         self.folder = Path(folder)
-        for part in (KB, MODEL):
-            restore(self.folder / part)
-            if not (self.folder / part).is_dir():
-                raise InputError(
-                    f"{self.folder} is not a workspace, because it has no folder {part}: make a workspace with "
-                    f"`realm fit SOURCE... --out {self.folder}` or `realm.fit`"
-                )
-        self._living = LivingKnowledge(
-            str(self.folder / KB), str(self.folder / MODEL), config or AnswerConfig()
-        )
+        kb, model = (str(workspace_part(self.folder, part)) for part in (KB, MODEL))
+        self._living = LivingKnowledge(kb, model, config or AnswerConfig())
 
     def __repr__(self) -> str:
         return f"Workspace({str(self.folder)!r})"

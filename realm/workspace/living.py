@@ -38,14 +38,14 @@ from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
 from realm.store.tables.table import history, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger
-from realm.workspace.examples import TRIED, right_first
+from realm.workspace.examples import SHOWN, drawn, right_first
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_EXAMPLES, _TITLES = 3, 6
-"""Numbers of example questions and of example titles."""
-_DRAWN, _PARTS, _SHORT = 40, 4, 80
-"""Limits of example questions: passages that are drawn to choose documents, passages per document, characters of a question."""
+_TITLES = 6
+"""Number of example titles."""
+_DRAWN, _PARTS = 40, 4
+"""Limits of example questions: passages that are drawn to choose documents, and passages per document."""
 
 
 class Stamp(NamedTuple):
@@ -115,13 +115,12 @@ class Snapshot:
         documents = {one.document_id for one in self._drawn}
         parts = [part for id in documents for part in self.passages_of(id)[:_PARTS]]
         made = make_questions(sorted(parts, key=lambda part: part.document_id), most_per_document=1)
-        short = [one for one in made if len(one.question) <= _SHORT]
-        chosen = [short[n] for n in np.random.default_rng(0).permutation(len(short))[:TRIED]]
+        chosen = drawn(made)
         if chosen and self.answerer.model.span_reader is not None:
             # BM25 may not be ready yet, and vectors always are.
             method: Method | None = None if self.answerer.retriever.bm25_loaded else "dense"
             chosen = [one for one, _ in right_first(self.answerer, chosen, method)]
-        return [one.question for one in chosen[:_EXAMPLES]]
+        return [one.question for one in chosen[:SHOWN]]
 
     @cached_property
     def example_filter(self) -> str | None:

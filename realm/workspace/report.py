@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 from realm import __version__
 from realm.documents.reading import stamp
 from realm.files import read_json
-from realm.qa.scoring.significance import PairedDifference
+from realm.qa.scoring.significance import PairedDifference, p_value
 from realm.store.tables.table import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
 
@@ -151,7 +151,7 @@ def _table(tests: dict[str, TestJson]) -> list[str]:
 def _differences(tests: dict[str, TestJson]) -> list[str]:
     return [
         f"adapted minus start, {TESTS[name]}: {d['points']:+.1f} points in the top 5 "
-        f"(95% interval {d['low']:+.1f} to {d['high']:+.1f}; p {_p(d['p'])})"
+        f"(95% interval {d['low']:+.1f} to {d['high']:+.1f}; p {p_value(d['p'])})"
         for name, test in tests.items()
         if (d := test["difference"]) is not None
     ]
@@ -177,7 +177,3 @@ def _example(example: ExampleJson) -> list[str]:
         f"   {example['title']}: {example['evidence']}",
         "",
     ]
-
-
-def _p(p: float) -> str:
-    return "< .001" if p < 0.001 else f"{p:.3f}"

@@ -78,7 +78,7 @@ def watch(
     if str(folder).startswith("hf:"):
         raise InputError(f"{folder} is on the hub: name a workspace on this computer, made by `realm fit`")
     if not folder.is_dir():
-        raise InputError(f"{folder} is no workspace: make one with `realm fit SOURCE... --out {folder}`")
+        raise InputError(f"{folder} is not a workspace: make one with `realm fit SOURCE... --out {folder}`")
     with only_holder(folder / _LOCK, f"another `realm watch` already runs for {folder}: end it first"):
         _watch(Watcher(folder, sources, settle, device), stop, every)
 

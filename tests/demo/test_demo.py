@@ -252,7 +252,7 @@ def test_tables_fit_a_terminal_of_80_columns_and_say_which_model_was_kept() -> N
     lines = "\n".join(results.lines(part)).split("\n")
     assert [line for line in lines if len(line) > 80] == []
     assert "The start model was kept: made it worse." in lines
-    assert sum("-10.2 (-12.8 to +11.5) p <.001" in line for line in lines) == 3
+    assert sum("-10.2 (-12.8 to +11.5) p < .001" in line for line in lines) == 3
 
 
 def test_guesses_are_counted_apart_from_answers() -> None:

@@ -44,7 +44,7 @@ def test_json_without_titles_and_texts_is_a_file_of_another_type(
     contents = [*map(json.dumps, others), lines({"event": 1}, {"event": 2})]
     for number, content in enumerate(contents):
         write(tmp_path / f"{number}.json", content)
-    with pytest.raises(InputError, match="JSON without documents"):
+    with pytest.raises(InputError, match="no object in this JSON has a title and a text"):
         read(tmp_path / "0.json")
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem

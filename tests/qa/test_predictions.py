@@ -70,7 +70,7 @@ def test_predictions_survive_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [
-        ('{"id": "1"}', "no prediction"),
+        ('{"id": "1"}', "not a prediction"),
         ('{"id": "1", "answer": 3}', "must be texts"),
         ('{"id": "1", "answer": "a", "passages": 7}', "must be texts"),
         ('{"id": "1", "answer": "a"}\n{"id": "1", "answer": "b"}', "second prediction"),

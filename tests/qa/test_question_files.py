@@ -225,7 +225,7 @@ def test_questions_without_answers_are_read_on_demand(tmp_path: Path) -> None:
         (b'{"question": "q", "answers": [" "]}', "the question 'q' has no answers"),
         (b'{"question": "q"}', "the question 'q' has no answers"),
         (b'{"question": "q", "answers": [1972]}', "answer is 1972, and must be a text"),
-        (b'{"question": "q", "answers": ["(a"], "regex": true}', "is no regular expression"),
+        (b'{"question": "q", "answers": ["(a"], "regex": true}', "is not a regular expression"),
         (b'{"question": "q", "answers": ["a"], "regex": "yes"}', "regex is 'yes': write true or false"),
         (b'{"question": "\\ud800", "answers": ["a"]}', "has one half of a surrogate pair"),
         (
@@ -287,7 +287,7 @@ def test_document_and_passage_of_a_question_are_not_confused(
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is no list"), ("a\t[1]", "answer is 1")]
+    ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is not a list"), ("a\t[1]", "answer is 1")]
 )
 def test_bad_tables_are_one_line_with_the_place(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"q\.tsv:2: .*{message}"):

@@ -107,7 +107,7 @@ def open_files(pid: int) -> int:
         (["--set", "read=30"], None, "read is 30: it must be at most 20"),
         (["--set", "seconds=0"], None, "seconds is 0.0: it must be above 0"),
         (["--host", "no.such.host.invalid"], None, "cannot listen on no.such.host.invalid"),
-        (["--port", "0"], None, "absent is no knowledge base"),
+        (["--port", "0"], None, "absent is not a knowledge base"),
     ],
 )
 def test_bad_use_is_one_line_and_exit_code_2(words, token, says, monkeypatch, capsys, tmp_path) -> None:

@@ -90,9 +90,9 @@ def test_a_server_that_is_not_writable_stores_no_feedback(tiny_kb, qa_model) -> 
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
-        ({"end": 10**6}, 400, "no answer: give the place"),
-        ({"start": 9, "end": 9}, 400, "no answer: give the place"),
-        ({"start": 9, "end": 3}, 400, "no answer: give the place"),
+        ({"end": 10**6}, 400, "not an answer: give the place"),
+        ({"start": 9, "end": 9}, 400, "not an answer: give the place"),
+        ({"start": 9, "end": 3}, 400, "not an answer: give the place"),
         ({"start": -1}, 422, "start"),
         ({"start": 0, "end": 2**40}, 422, "end"),
         ({"start": "0"}, 422, "start"),

@@ -279,8 +279,8 @@ def test_over_http_a_private_server_needs_the_token(served: Served) -> None:
         (["--http", "--private"], "--private needs a token of 16 or more"),
         (["--http", "--writable"], "--writable needs a token of 16 or more"),
         (["--http", "--token-file", "x"], "add --writable"),
-        (["--http", "--port", "0"], "absent is no knowledge base"),
-        ([], "absent is no knowledge base"),
+        (["--http", "--port", "0"], "absent is not a knowledge base"),
+        ([], "absent is not a knowledge base"),
     ],
 )
 def test_bad_use_is_one_line_and_exit_code_2(words, says, monkeypatch, capsys, tmp_path) -> None:

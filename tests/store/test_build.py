@@ -149,7 +149,7 @@ def test_what_is_there_already_is_not_built_over(kb: KnowledgeBase, tmp_path: Pa
     make(other, DOCUMENTS[:1])  # an empty folder is fine
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "a.txt").write_text("mine")
-    with pytest.raises(RealmError, match="no knowledge base"):
+    with pytest.raises(RealmError, match="not a knowledge base"):
         build(tmp_path / "notes", DOCUMENTS, CONFIG, TOKENIZER, TinyTagger(), replace=True)
     build(kb.folder, DOCUMENTS[:3], CONFIG, TOKENIZER, TinyTagger(), replace=True)
     assert {document for document, _ in content(KnowledgeBase.open(kb.folder))} == {"d0", "d1", "d2"}

@@ -227,7 +227,7 @@ def test_two_processes_that_change_it_at_once_do_not_undo_each_other(kb: Knowled
 def test_what_is_no_knowledge_base_is_refused_in_one_line(kb: KnowledgeBase, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder in (tmp_path / "empty", tmp_path / "nothing", kb.folder / "passages.lance"):
-        with pytest.raises(RealmError, match=r"^.*is no knowledge base.*$"):
+        with pytest.raises(RealmError, match=r"^.*is not a knowledge base.*$"):
             KnowledgeBase.open(folder)
 
 

@@ -104,7 +104,6 @@ def _name(encoding: str) -> str:
 
 
 _CONTROL = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
-_HIGH = re.compile(rb"[\x80-\xff]")
 
 
 def _looks_like_cp1252(data: bytes) -> bool:

@@ -53,7 +53,7 @@ def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     Raises:
         Unreadable: the file is empty, binary, damaged, too long, not JSON or of another type.
     """
-    another = Unreadable(path, Reason.TYPE, f"{path}: JSON without documents, which have a title and a text")
+    another = Unreadable(path, Reason.TYPE, f"{path}: no object in this JSON has a title and a text")
     with opened(path) as file:
         texts = filter(None, (_text_of(raw) for raw, _ in _raw_lines(path, file, limits)))
         first, second = next(texts, ""), next(texts, "")

@@ -260,7 +260,7 @@ def _why_not(where: str, page: Page) -> Unreadable | None:
     if page.redirect is not None:
         return Unreadable(where, Reason.REDIRECT, f"{where} is a redirect")
     if reason := not_an_article(page.title):
-        return Unreadable(where, reason, f"{where} is no article")
+        return Unreadable(where, reason, f"{where} is not an article")
     if page.markup is None:
         return Unreadable(where, Reason.TOO_LONG, f"{where}: the markup is too long to be parsed")
     return None

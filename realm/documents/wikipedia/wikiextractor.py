@@ -43,7 +43,7 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         title = html.unescape(found.title)
         text = without_title(title, html.unescape(found.text).strip())
         if reason := not_an_article(title):
-            yield Unreadable(found.where, reason, f"{found.where}: {title} is no article")
+            yield Unreadable(found.where, reason, f"{found.where}: {title} is not an article")
         elif not text:
             yield Unreadable(found.where, Reason.NO_TEXT, f"{found.where}: {title} has no text")
         else:

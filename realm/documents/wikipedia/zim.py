@@ -54,7 +54,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
             continue
         title = entry.title or page.title
         if reason := not_an_article(title):
-            yield Unreadable(where, reason, f"{where} is no article")
+            yield Unreadable(where, reason, f"{where} is not an article")
         elif text := without_title(title, page.text):
             links = _links(archive, entry.path, page.anchors, len(page.text) - len(text))
             yield Record(where, title, text, links=links)

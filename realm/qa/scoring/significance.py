@@ -18,6 +18,15 @@ def percent(share: float) -> float:
     return round(100 * float(share), 2)
 
 
+def p_value(p: float) -> str:
+    """A p value as text.
+
+    >>> p_value(0.0002), p_value(0.0541)
+    ('< .001', '0.054')
+    """
+    return "< .001" if p < 0.001 else f"{p:.3f}"
+
+
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     """95 % interval of a share: Wilson's score interval (1927), which is also valid for shares near 0 and 1.
 

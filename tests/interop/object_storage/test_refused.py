@@ -175,7 +175,7 @@ def test_other_commands_say_how_to_use_an_address(tmp_path: Path, capsys) -> Non
         ),
         (
             ["kb", "export", "--kb", str(tmp_path / "gone"), "--out", "s3://b/a.jsonl"],
-            "gone is no knowledge base",
+            "gone is not a knowledge base",
         ),
     ):
         assert main(words) == 2
