@@ -93,13 +93,13 @@ WRITERS = {
     "interop/object_storage/copying.py pull": ["pulled.json: tests/interop/object_storage/test_copying.py"],
     "interop/sharing.py card": ["numbers in the text of a model card"],
     "interop/sharing.py write_hub": ["transformers' config.json: tests/interop/test_sharing.py"],
-    "interop/sharing.py write_sentence_transformers": [
+    "interop/as_sentence_transformers.py write_sentence_transformers": [
         "its files: tests/interop/test_sharing.py loads them there"
     ]
     * 3,
-    "interop/sharing.py _write_tower": ["the same"],
-    "interop/sharing.py _write_tower.add": ["the same"],
-    "interop/sharing.py _write_words": ["the same"],
+    "interop/as_sentence_transformers.py _write_tower": ["the same"],
+    "interop/as_sentence_transformers.py _write_tower.add": ["the same"],
+    "interop/as_sentence_transformers.py _write_words": ["the same"],
     "qa/question_sets.py retrieve_to_file": ["retrieve"],
     "qa/predictions.py write_predictions": ["predictions: tests/qa/test_predictions.py"],
     "systems/knn_lm.py measure": ["report.json: what the command prints, tests/systems/test_knn_lm.py"],

@@ -21,7 +21,7 @@ import pytest
 from realm import cli
 from realm.model.calibration import Calibration
 from realm.progress import progress, values_that_fit
-from realm.qa import question_sets
+from realm.qa import calibrating
 from tests.demo.test_from_text import SETTINGS, write_corpus, write_encoder
 
 RUN = "--config tiny --set device=cpu --set precision=fp32"
@@ -183,9 +183,7 @@ def test_every_command_runs_on_a_terminal_and_shows_how_far_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("realm.progress.BAR_AFTER", 0)
-    monkeypatch.setattr(
-        question_sets, "fit", lambda *_: Calibration(0.5, 0.0, 0.2)
-    )  # one question is too few
+    monkeypatch.setattr(calibrating, "fit", lambda *_: Calibration(0.5, 0.0, 0.2))  # one question is too few
     texts = write_corpus(Path("towns.jsonl"))
     write_encoder(Path("start"), texts)
     Path("more.jsonl").write_text('{"title": "Rome", "text": "Rome was founded in 753 BC."}\n')

@@ -338,12 +338,12 @@ def _score_predictions(args: argparse.Namespace, questions: "Sequence[Question]"
 
 
 def _calibrate(args: argparse.Namespace) -> None:
-    from realm.qa import pipeline, question_sets
+    from realm.qa import calibrating, pipeline
     from realm.qa.question_files import read_questions
 
     questions = read_questions(args.questions, regex=args.regex)
     config = settings(args, pipeline.AnswerConfig)
-    found = question_sets.calibrate(args.kb, args.model, questions, args.method, config)
+    found = calibrating.calibrate(args.kb, args.model, questions, args.method, config)
     report(args, found.to_json(), found.lines())
     say_where(args, "the calibration is", args.model)
 

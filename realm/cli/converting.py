@@ -176,7 +176,7 @@ def _convert(args: argparse.Namespace) -> None:
         case "compact":
             made = _to_compact(args, out)
         case _:
-            from realm.interop.sharing import write_sentence_transformers
+            from realm.interop.as_sentence_transformers import write_sentence_transformers
             from realm.model.folder import load_model, new_folder
 
             model = load_model(args.source)

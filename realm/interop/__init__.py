@@ -9,5 +9,7 @@ export         writes a model as folders that transformers 4.57.6 loads
 blocks         converts the passages of an open-QA checkpoint and their vectors
 block_records  reads and writes the file with the texts of these passages
 uploading      uploads models and workspaces to the Hugging Face hub
-sharing        writes a folder for the hub, a model card, and a model for sentence-transformers
+sharing        writes a folder for the hub, and a model card
+as_sentence_transformers   writes the embedder as a sentence-transformers model
+object_storage/            copies folders to object storage and back
 """

@@ -1,11 +1,11 @@
-"""Operations on sets of questions: write retrieved passages to a file, score answers, calibrate probabilities.
+"""Operations on sets of questions: write retrieved passages to a file, and score answers.
 
 Axis letters: B questions, K passages retrieved, N passages.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -16,9 +16,8 @@ import torch
 from realm.errors import InputError
 from realm.files import write_json_lines
 from realm.keys import Lookup, hex_id, key_of
-from realm.model.calibration import Calibration, Method
+from realm.model.calibration import Method
 from realm.model.folder import Model
-from realm.model.manifest import set_calibration
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.answers import Answers
@@ -27,8 +26,7 @@ from realm.qa.pipeline import NEEDS_READER, AnswerConfig, Answerer, hybrid_bonus
 from realm.qa.predictions import DEPTH, Prediction, score_predictions
 from realm.qa.question_files import Question
 from realm.qa.scoring import evaluation
-from realm.qa.scoring.calibration import Confidence, Evidence, fit
-from realm.qa.scoring.evaluation import ReportJson
+from realm.qa.scoring.calibration import Confidence
 from realm.qa.scoring.metrics import OURS, Scoring, first_hit, has_answer
 from realm.search.exact import PassageIndex
 from realm.search.retriever import Retriever
@@ -157,8 +155,8 @@ class Answered(NamedTuple):
         self, questions: Sequence[Question], threshold: float, scoring: Scoring = OURS
     ) -> evaluation.Report:
         """The report; `threshold` is the probability below which an answer is a guess."""
-        without_N = None if self.without is None else _probability_N(self.without)
-        confidence = Confidence(_probability_N(self.certainties), threshold, without_N)
+        without_N = None if self.without is None else probability_N(self.without)
+        confidence = Confidence(probability_N(self.certainties), threshold, without_N)
         report = score_predictions(self.kb, self.predictions, questions, scoring)
         return report._replace(confidence=confidence)
 
@@ -179,7 +177,8 @@ class Answered(NamedTuple):
         return found or None
 
 
-def _probability_N(certainties: Sequence[Certainty]) -> np.ndarray:
+def probability_N(certainties: Sequence[Certainty]) -> np.ndarray:
+    """The probability of each answer -> [N]."""
     return np.array([one.probability for one in certainties])
 
 
@@ -268,81 +267,6 @@ def _prediction(
             end=best.end,
         )
     return one
-
-
-class CalibrationJson(TypedDict):
-    """The output of `realm calibrate`."""
-
-    calibration: dict[str, float | str]
-    """The calibration as in `realm.json`."""
-    before: ReportJson
-    after: ReportJson
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """A fitted calibration, and two reports on the questions of the fit: without and with this calibration."""
-
-    calibration: Calibration
-    before: evaluation.Report
-    after: evaluation.Report
-
-    def to_json(self) -> CalibrationJson:
-        return {
-            "calibration": asdict(self.calibration),
-            "before": self.before.as_dict(),
-            "after": self.after.as_dict(),
-        }
-
-    def lines(self) -> list[str]:
-        fitted, was = self.calibration, self.before.as_dict()["confidence"]
-        assert was is not None
-        return [
-            *self.after.lines(),
-            f"before the fit, the calibration error was {was['ece']:.1f} points; all numbers are measured on the questions of "
-            "the fit",
-            f"answers with a probability below {fitted.threshold:g} are guesses; log-odds of the probability = "
-            f"{fitted.slope:.3f} x log-odds of the share + {fitted.inner:.3f} x inner product + {fitted.ranking:.3f} x hybrid "
-            f"score + {fitted.span:.3f} x span score + {fitted.offset:.3f}",
-            f"the default retrieval method of the model is now {fitted.method}",
-        ]
-
-
-def calibrate(
-    kb: str, model: str, questions: Sequence[Question], method: Method | None, config: AnswerConfig
-) -> Calibrated:
-    """Fits the calibration of a model folder, and writes it into the folder together with the retrieval method.
-
-    Raises:
-        InputError: the model is not a local folder, or has no span reader; the setting `reader` is used; or see
-            `realm.qa.scoring.calibration.fit`.
-    """
-    if ":" in model and not Path(model).is_dir():
-        raise InputError(
-            f"{model} is not a local folder, and cannot be changed: copy the model, and calibrate the copy"
-        )
-    if config.reader is not None:
-        raise InputError(
-            "a calibration is saved in the folder of the model that contains the reader: make such a model with `realm convert "
-            f"{config.reader} OUT --retriever {model}`, and calibrate OUT without the setting `reader`"
-        )
-    answerer = Answerer.load(kb, model, config)
-    if answerer.model.span_reader is None:
-        raise InputError(NEEDS_READER)
-    method = method or answerer.method
-    answerer.model.calibration = Calibration()
-    asked = ask(answerer, questions, method, unanswerable=True)
-    assert asked.without is not None
-    before = asked.report(questions, threshold=0.0)
-    assert before.correct_N is not None
-    with_positives, without = (
-        Evidence(_probability_N(certainties), [one.features for one in certainties])
-        for certainties in (asked.certainties, asked.without)
-    )
-    fitted = replace(fit(with_positives, before.correct_N, without), method=method)
-    set_calibration(Path(model), fitted)
-    after = Confidence(with_positives.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
-    return Calibrated(fitted, before, before._replace(confidence=after))
 
 
 class _OwnPassages:

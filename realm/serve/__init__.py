@@ -2,7 +2,8 @@
 
 server       the server process
 app          the routes of the REST API
-schemas      bodies of requests and responses
+schemas      types of requests and responses
+responses    responses as JSON values
 service      the service between the routes and the knowledge base
 mcp          the tools of the Model Context Protocol
 batching     batches of questions from many clients

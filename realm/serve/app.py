@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from realm import __version__
 from realm.errors import RealmError
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
-from realm.serve import schemas
+from realm.serve import responses, schemas
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
 from realm.serve.feedback import Feedback
@@ -164,7 +164,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
         (done,) = await service.all_of(Kind("fill", target=body.target), [body.sentence])
         snapshot, filled, ms = done.value
         times = {"queue": round(done.waited_ms, 2), "fill": round(ms, 2)}
-        return JSONResponse(filled | {"index": schemas.index_out(snapshot), "ms": times})
+        return JSONResponse(filled | {"index": responses.index_json(snapshot), "ms": times})
 
     @api.get("/examples", response_model=schemas.ExamplesOut, responses=documented(429, 503))
     async def examples() -> Response:
@@ -221,7 +221,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
     @api.get("/passages/{id}", response_model=schemas.WholePassageOut, responses=documented(404))
     async def passage(id: str) -> Response:
         """Returns a passage by its id, with the ids of the previous and the next passage of the same document."""
-        return JSONResponse(await asyncio.to_thread(schemas.whole_passage_out, knowledge.current, id))
+        return JSONResponse(await asyncio.to_thread(responses.whole_passage_json, knowledge.current, id))
 
     @api.get("/documents", response_model=schemas.DocumentsOut, responses=documented(431))
     async def documents(
@@ -254,7 +254,9 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
     @api.get("/corpus", response_model=schemas.CorpusOut)
     async def corpus() -> Response:
         """Returns the name and the size of the corpus, the titles of a few documents, and the fields with an example filter."""
-        return JSONResponse({"name": name} | await asyncio.to_thread(schemas.corpus_out, knowledge.current))
+        return JSONResponse(
+            {"name": name} | await asyncio.to_thread(responses.corpus_json, knowledge.current)
+        )
 
     @api.get("/versions", response_model=schemas.VersionsOut)
     async def versions() -> Response:
@@ -263,7 +265,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
             name: [{"version": number, "created": created} for number, created in found]
             for name, found in (await asyncio.to_thread(knowledge.versions)).items()
         }
-        return JSONResponse(rows | {"in_use": schemas.index_out(knowledge.current)})
+        return JSONResponse(rows | {"in_use": responses.index_json(knowledge.current)})
 
 
 def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
@@ -301,7 +303,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
         """Deletes a document. When the response arrives, no new answer uses the document."""
         gone = await service.change(lambda: knowledge.delete(id))
         service.metrics.documents.labels("deleted").inc()
-        return JSONResponse({"passages_removed": gone, "index": schemas.index_out(knowledge.current)})
+        return JSONResponse({"passages_removed": gone, "index": responses.index_json(knowledge.current)})
 
 
 def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool, readers: list[Any]) -> None:
@@ -321,7 +323,7 @@ def _add_state(app: FastAPI, service: Service, writable: bool, shows_runs: bool,
                 "answers": snapshot.answerer.model.span_reader is not None,
                 "passages": len(snapshot.kb),
                 "documents": await asyncio.to_thread(lambda: snapshot.documents),
-                "index": schemas.index_out(snapshot),
+                "index": responses.index_json(snapshot),
                 "method": knowledge.method,
                 "words": snapshot.answerer.retriever.bm25_loaded,
                 "queue": service.waiting,

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realm import __version__
 from realm.model.calibration import Method
-from realm.serve import schemas
+from realm.serve import responses, schemas
 from realm.serve.http.connections import http_server
 from realm.serve.http.errors import from_error, problem
 from realm.serve.http.middleware import Middleware, own_hosts
@@ -252,7 +252,7 @@ answer is `text[start:end]`. If `found` is false, no answer is reliable, and the
         id: Annotated[str, Field(description="Id of a passage, from the result of another tool")],
     ) -> schemas.WholePassageOut:
         """Returns the text of a passage, its document, and the ids of the previous and the next passage of this document."""
-        found = await asyncio.to_thread(schemas.whole_passage_out, service.knowledge.current, id)
+        found = await asyncio.to_thread(responses.whole_passage_json, service.knowledge.current, id)
         return schemas.WholePassageOut.model_validate(found)
 
     if writable:

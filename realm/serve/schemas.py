@@ -1,21 +1,19 @@
 """Bodies of requests and responses as pydantic models, from which FastAPI makes the OpenAPI description."""
 
-from dataclasses import asdict
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from realm.errors import shortened
 from realm.model.calibration import Method
-from realm.qa.answers import Answers, AnswersJson, ReadPassage
+from realm.qa.answers import AnswersJson, ReadPassage
 from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.feedback import Verdict
 from realm.serve.runs import State
 from realm.serve.settings import MOST_FIELDS
-from realm.store.fields.filters import BUILT_IN, LONGEST_FILTER
+from realm.store.fields.filters import LONGEST_FILTER
 from realm.text.fields import LONGEST_NAME, LONGEST_VALUE, RESERVED, clean_fields
-from realm.workspace.living import Snapshot
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=MAX_QUESTION_CHARACTERS, pattern=r"\S")]
 Filter = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_FILTER, pattern=r"\S")]
@@ -406,57 +404,3 @@ class MetricsOut(_Out):
     damaged: int
     """Number of lines that are left out, because they are not JSON objects."""
     next: int
-
-
-def index_out(snapshot: Snapshot) -> dict[str, Any]:
-    """The value of `index` in a response."""
-    version = snapshot.answerer.version
-    return {
-        "version": version.number,
-        "step": version.step,
-        "created": version.created,
-        "knowledge": snapshot.stamp.passages_version,
-    }
-
-
-def corpus_out(snapshot: Snapshot) -> dict[str, Any]:
-    """The response of `/v1/corpus` without the name of the corpus."""
-    fields = {name: kind for name, kind in snapshot.kb.fields.items() if name not in BUILT_IN}
-    return {
-        "documents": snapshot.documents,
-        "passages": len(snapshot.kb),
-        "titles": snapshot.titles,
-        "fields": fields,
-        "filter": snapshot.example_filter,
-    }
-
-
-def answers_out(answers: Answers, snapshot: Snapshot, waited_ms: float) -> dict[str, Any]:
-    """The output of `realm answer --json`, with the index, times, passages and null probability that the page shows."""
-    row = answers.to_json()
-    return row | {
-        "index": index_out(snapshot),
-        "ms": {"queue": round(waited_ms, 2)} | row["ms"],
-        "passages": [asdict(one) for one in answers.passages],
-        "null_probability": answers.null_probability,
-    }
-
-
-def whole_passage_out(snapshot: Snapshot, id: str) -> dict[str, Any]:
-    """A passage as JSON, with the ids of its neighbours in the document.
-
-    Raises:
-        UnknownPassage: there is no passage with this id.
-    """
-    found = snapshot.passage(id)
-    family = [one.id for one in snapshot.passages_of(found.document_id)]
-    place = family.index(found.id)
-    return {
-        "id": found.id,
-        "document": found.document_id,
-        "title": found.title,
-        "text": found.text,
-        "fields": dict(found.fields),
-        "previous": family[place - 1] if place else None,
-        "next": family[place + 1] if place + 1 < len(family) else None,
-    }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from realm.errors import RealmError
 from realm.model.calibration import Method
-from realm.serve import schemas
+from realm.serve import responses, schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.http.metrics import Metrics
 from realm.serve.http.tracing import NAME, trace_question
@@ -158,7 +158,7 @@ class Service:
         self.metrics.documents.labels("added").inc(result.added)
         self.metrics.documents.labels("replaced").inc(result.replaced)
         ids = [one.id for one in new]
-        return result._asdict() | {"ids": ids, "index": schemas.index_out(self.knowledge.current)}
+        return result._asdict() | {"ids": ids, "index": responses.index_json(self.knowledge.current)}
 
     async def change(self, change: Callable[[], T]) -> T:
         """Runs a change of the knowledge base after all earlier changes. The change completes even if the client disconnects.
@@ -247,14 +247,14 @@ def _timed(snapshot: Snapshot, sentence: str, target: str | None) -> tuple[Snaps
 def answers_of(question: str, done: Done) -> dict[str, Any]:
     """The result of a question of the kind "answer" as JSON."""
     snapshot, answers = done.value
-    return schemas.answers_out(answers, snapshot, done.waited_ms)
+    return responses.answers_json(answers, snapshot, done.waited_ms)
 
 
 def hits_of(question: str, done: Done) -> dict[str, Any]:
     """The result of a question of the kind "retrieve" as JSON."""
     snapshot, passages, ms = done.value
     times = {"queue": round(done.waited_ms, 2), "search": round(ms, 2)}
-    return {"question": question, "passages": passages, "index": schemas.index_out(snapshot), "ms": times}
+    return {"question": question, "passages": passages, "index": responses.index_json(snapshot), "ms": times}
 
 
 def _id_of(document: schemas.DocumentIn) -> str:

@@ -45,7 +45,8 @@ from realm.qa.scoring.significance import percent
 from realm.settings import without_constants
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE
-from realm.train.loop import BestWeights, TrainRun
+from realm.train.best_weights import BestWeights
+from realm.train.loop import TrainRun
 from realm.train.run_config import QuestionsRunConfig, RunConfig
 
 SYSTEM, WEIGHTS = "system.json", "weights.safetensors"

@@ -1,7 +1,8 @@
 """The stages of training, and the parts that they share.
 
 mlm, ict, pretrain, adapt, finetune   one file per stage
-loop           the training loop: steps, checkpoints, logs, signals, the best weights
+loop           the training loop: steps, checkpoints, logs, signals
+best_weights   the weights that are best on the dev questions
 run_config     the settings that all stages share
 optimizer      AdamW with one learning rate per part of the model
 sharding       weights that are sharded among several processes

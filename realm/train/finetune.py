@@ -46,8 +46,9 @@ from realm.qa.scoring.metrics import Containment
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
+from realm.train.best_weights import BestWeights
 from realm.train.examples import Examples
-from realm.train.loop import BestWeights, TrainRun
+from realm.train.loop import TrainRun
 from realm.train.refresh.refresher import IndexRefresher, RefreshConfig
 from realm.train.run_config import QuestionsRunConfig, generator
 from realm.train.span_losses import SpanLoss, counted, joint_scores, read, sampled_reader_loss

@@ -31,7 +31,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
@@ -447,28 +447,3 @@ def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         else value
         for name, value in filled.items()
     }
-
-
-class BestWeights:
-    """Keeps the weights with the highest exact match on dev questions. The weights are part of the state of the run, so that
-    checkpoints contain them."""
-
-    def __init__(self, run: TrainRun, networks: Sequence[nn.Module]):
-        self._run, self._networks = run, networks
-
-    def keep(self, em: float) -> None:
-        """Keeps the current weights if their exact match `em`, in percent, is at least that of the weights kept before."""
-        state, em = self._run.state, distributed.broadcast(em)  # all ranks keep the same weights
-        if em >= state.get("best_em", -1.0):
-            state["best_em"], state["best_step"] = em, self._run.step
-            state["best"] = [
-                {name: value.detach().clone() for name, value in network.state_dict().items()}
-                for network in self._networks
-            ]
-
-    def restore(self) -> None:
-        """Loads the kept weights into the networks."""
-        if "best" not in self._run.state:
-            return
-        for network, weights in zip(self._networks, self._run.state["best"], strict=True):
-            load_weights(network, weights)

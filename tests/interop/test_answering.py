@@ -17,9 +17,10 @@ from realm.interop.span_readers import LONGEST_ANSWER, load_huggingface_reader, 
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model, save_model
 from realm.model.span_reader import SpanConfig
+from realm.qa.calibrating import calibrate
 from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer
 from realm.qa.question_files import Question
-from realm.qa.question_sets import calibrate, evaluate
+from realm.qa.question_sets import evaluate
 from realm.qa.scoring.metrics import normalise_answer
 from realm.settings import read_config
 from realm.tokens.layouts import reading_inputs

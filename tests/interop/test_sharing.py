@@ -13,7 +13,8 @@ import torch
 from realm import cli
 from realm.cli.arguments import settings
 from realm.errors import RealmError
-from realm.interop.sharing import commands, write_sentence_transformers
+from realm.interop.as_sentence_transformers import write_sentence_transformers
+from realm.interop.sharing import commands
 from realm.model import manifest as manifest_module
 from realm.model.embedder import EmbedderConfig, Norm, Pooling, embedder_from
 from realm.model.folder import Model, load_model, save_model

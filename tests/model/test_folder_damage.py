@@ -15,7 +15,7 @@ from realm import checksums, cli, hub
 from realm.checksums import CHECKSUMS, check_installed
 from realm.errors import RealmError
 from realm.hub import encoder_folder
-from realm.interop.sharing import write_sentence_transformers
+from realm.interop.as_sentence_transformers import write_sentence_transformers
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
 from realm.model.folder import load_model, save_model

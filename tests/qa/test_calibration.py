@@ -14,9 +14,10 @@ from realm.errors import InputError
 from realm.model.calibration import Calibration, Features
 from realm.model.folder import load_model, save_model
 from realm.model.manifest import read_manifest, set_calibration
+from realm.qa.calibrating import CalibrationJson, calibrate
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
-from realm.qa.question_sets import CalibrationJson, calibrate, evaluate
+from realm.qa.question_sets import evaluate
 from realm.qa.scoring import calibration
 from realm.qa.scoring.calibration import Confidence, Evidence, calibration_error, fit
 from realm.train.finetune import start_reader
