@@ -200,7 +200,9 @@ def test_a_setting_out_of_its_range_is_one_line(command: str, setting: str, caps
     assert f"{name} is " in error and "must be" in error and error.count("\n") == 1
 
 
-def test_an_interrupted_command_says_whether_the_same_command_continues(monkeypatch, capsys) -> None:
+def test_the_message_of_an_interrupted_command_shows_whether_the_same_command_continues(
+    monkeypatch, capsys
+) -> None:
     def interrupted(*args: object, **more: object) -> None:
         raise KeyboardInterrupt
 
@@ -234,7 +236,7 @@ def test_an_interrupted_command_says_whether_the_same_command_continues(monkeypa
         (OSError(24, "Too many open files"), 2, "realm: Too many open files"),
     ],
 )
-def test_what_the_user_can_mend_is_said_in_one_line(
+def test_errors_that_the_user_can_correct_are_one_line(
     error: BaseException,
     code: int,
     line: str,
@@ -286,7 +288,7 @@ def config_classes() -> dict[str, type]:
 
 
 @pytest.mark.parametrize("preset", presets())
-def test_every_setting_of_a_preset_is_one_that_its_command_knows(preset: str) -> None:
+def test_every_setting_of_a_preset_is_a_setting_of_its_command(preset: str) -> None:
     for table, cls in config_classes().items():
         assert isinstance(read_config(cls, preset, table), cls)
 

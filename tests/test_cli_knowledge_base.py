@@ -133,7 +133,7 @@ def test_a_configuration_alone_gives_a_knowledge_base_and_an_encoder_that_fit(
     assert all("absent" in line for line in capsys.readouterr().err.splitlines()[-2:])
 
 
-def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
+def test_what_cannot_be_read_is_left_out_and_listed_unless_strict(
     tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def realm(line: str, *words: str) -> tuple[int, str, list[str]]:
@@ -178,7 +178,7 @@ def test_what_cannot_be_read_is_left_out_and_said_unless_strict(
     assert (code, out, err) == (2, "", [f"realm: {docs}/empty.md is empty"])
 
 
-def test_merged_files_are_said_and_deleted_by_their_paths(
+def test_merged_files_are_listed_and_deleted_by_their_paths(
     tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in "abc":

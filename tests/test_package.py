@@ -32,7 +32,7 @@ def test_the_names_of_the_package_are_there_when_they_are_used() -> None:
         realm.nonsense  # noqa: B018
 
 
-def test_type_checkers_are_told_that_the_package_is_typed() -> None:
+def test_the_package_is_marked_as_typed() -> None:
     assert (Path(realm.__file__).parent / "py.typed").is_file()
 
 

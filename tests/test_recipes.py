@@ -160,7 +160,7 @@ def write(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("stage", COMMANDS)
-def test_every_stage_is_a_command_with_settings_that_it_knows(stage: str) -> None:
+def test_every_stage_is_a_command_with_settings_of_that_command(stage: str) -> None:
     args = cli._parser().parse_args(shlex.split(stage))
     if args.section:
         assert settings(args, config_classes()[args.section])

@@ -180,7 +180,7 @@ def writers(file: Path) -> Iterator[str]:
     return walk(ast.parse(text), "") if "write_json" in text or "json.dump" in text else iter(())
 
 
-def test_no_json_is_written_that_no_test_knows() -> None:
+def test_all_json_that_is_written_has_a_test() -> None:
     root = Path(realm.__file__).parent
     found = Counter(
         f"{file.relative_to(root)} {function}" for file in root.rglob("*.py") for function in writers(file)
@@ -216,7 +216,7 @@ def said(capsys: pytest.CaptureFixture[str]):
     return say
 
 
-def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_path, said) -> None:
+def test_json_of_a_knowledge_base_has_its_types(tiny_kb, tiny_model_folder, tmp_path, said) -> None:
     source, kb = tmp_path / "some.jsonl", tmp_path / "kb"
     texts = [
         {"title": f"Town{n}", "text": f"Town{n} is a city. It was founded in {1000 + n}."} for n in range(4)
@@ -257,7 +257,9 @@ def test_what_a_knowledge_base_says_and_holds(tiny_kb, tiny_model_folder, tmp_pa
     assert made
 
 
-def test_what_is_said_of_questions_and_answers(tiny_kb, qa_folder, tiny_model_folder, tmp_path, said) -> None:
+def test_json_of_questions_and_answers_has_its_types(
+    tiny_kb, qa_folder, tiny_model_folder, tmp_path, said
+) -> None:
     on = ["--kb", tiny_kb.folder, "--set", "device=cpu"]
     asked, out = tmp_path / "q.jsonl", tmp_path / "out.json"
     asked.write_text('{"question": "on which river lies Arden?", "answers": ["Ouse"]}')
@@ -284,7 +286,7 @@ def test_what_is_said_of_questions_and_answers(tiny_kb, qa_folder, tiny_model_fo
     ("source", "more"),
     [("openqa/old", []), ("embedder/new", ["--encoder", FIXTURES / "encoder" / "new"])],
 )
-def test_what_is_said_of_a_published_checkpoint(source, more, tmp_path, said) -> None:
+def test_json_of_a_published_checkpoint_has_its_types(source, more, tmp_path, said) -> None:
     made = said("convert", FIXTURES / source, tmp_path / "ours", *more)
     assert_holds(ConvertedJson, made)
     back = said("convert", made["model"], tmp_path / "back", "--to", "huggingface-realm")
@@ -293,7 +295,7 @@ def test_what_is_said_of_a_published_checkpoint(source, more, tmp_path, said) ->
         assert_holds(ReadSoFar, read_so_far(Path(made["kb"])))
 
 
-def test_what_is_said_of_a_folder_for_others(tiny_model_folder, tmp_path, said) -> None:
+def test_json_of_a_folder_for_others_has_its_types(tiny_model_folder, tmp_path, said) -> None:
     to_hub = ["--to", "hub", "--licence", "mit", "--data", "Towns."]
     assert_holds(MadeFolderJson, said("convert", tiny_model_folder, tmp_path / "hub", *to_hub))
     to_others = ["--to", "sentence-transformers"]

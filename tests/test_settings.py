@@ -234,7 +234,7 @@ def test_reading_this_module_imports_neither_pydantic_nor_tqdm() -> None:
         ({"GOMP_SPINCOUNT": "9"}, "PASSIVE", "9"),
     ],
 )
-def test_what_the_environment_says_of_waiting_threads_stays(set_before, policy, spins, monkeypatch):
+def test_variables_of_waiting_threads_that_are_set_stay(set_before, policy, spins, monkeypatch):
     """A count of spins would win over a policy, so who has said one gets no count."""
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.setenv(name, "")  # so that what it was comes back
@@ -292,14 +292,14 @@ def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: st
         (OSError(errno.EFBIG, "File too large"), r"raise the limit .*`ulimit -f`\)"),
     ],
 )
-def test_a_refusal_to_write_says_the_way_out(error: Exception, advice: str, tmp_path: Path) -> None:
+def test_a_refusal_to_write_has_a_way_out(error: Exception, advice: str, tmp_path: Path) -> None:
     out = tmp_path / "not" / "there"
     with pytest.raises(WriteFailed) as refused, writing(out, RuntimeError):
         raise error
     assert re.fullmatch(rf"{out} cannot be written: [\w -]+( \(os error 28\))?; {advice}", str(refused.value))
 
 
-def test_a_refusal_that_has_no_common_way_out_says_its_reason_alone(tmp_path: Path) -> None:
+def test_a_refusal_without_a_common_way_out_has_only_its_reason(tmp_path: Path) -> None:
     with pytest.raises(WriteFailed) as refused, writing(tmp_path):
         raise OSError(errno.EIO, "Input/output error")
     assert str(refused.value) == f"{tmp_path} cannot be written: Input/output error"

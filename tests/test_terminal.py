@@ -225,7 +225,7 @@ def test_a_bar_has_as_many_values_as_the_terminal_has_room_for(columns: int, end
 
 
 @pytest.mark.parametrize(("columns", "rows"), [(0, 0), (100, 0), (0, 24)])
-def test_a_terminal_that_does_not_say_its_size_shows_bars_too(columns: int, rows: int, monkeypatch) -> None:
+def test_a_terminal_of_unknown_size_shows_bars_too(columns: int, rows: int, monkeypatch) -> None:
     monkeypatch.setattr("realm.progress.BAR_AFTER", 0)
     with terminal(columns, rows) as screen:
         for _ in progress(range(3), total=3, description="read", unit="document"):

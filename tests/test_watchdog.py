@@ -45,7 +45,7 @@ def test_dead_child_is_named_by_its_exit_code_or_signal(start) -> None:
         assert ended(child) == "failed with signal SIGKILL"
 
 
-def test_child_that_says_nothing_is_killed(start) -> None:
+def test_child_without_a_sign_of_life_is_killed(start) -> None:
     with start("sleep 60", silence=0.3) as child:
         assert ended(child) == "printed nothing for 0.3 s"
         assert not alive(child.pid) and child.seconds < 30

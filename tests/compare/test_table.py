@@ -65,7 +65,7 @@ def test_every_row_is_trained_and_measured_on_the_same_questions(compared, ablat
 
 @pytest.mark.parametrize("test", TESTS)
 @pytest.mark.parametrize("table", ["table1", "table2"])
-def test_report_says_what_an_independent_scorer_computes_from_the_saved_files(
+def test_report_has_the_scores_that_an_independent_scorer_computes_from_the_saved_files(
     home, compared, ablated, table, test
 ) -> None:
     report, folder = (compared, home.table1) if table == "table1" else (ablated, home.table2)
@@ -128,7 +128,7 @@ def test_every_start_is_measured_on_the_same_masked_facts(home, compared, ablate
     assert facts["realm-encoder"] == facts["ict"]
 
 
-def test_report_says_how_many_passages_were_read(home, compared) -> None:
+def test_report_has_the_number_of_passages_read(home, compared) -> None:
     for name, row in compared["rows"].items():
         lines = [
             line

@@ -240,7 +240,7 @@ def test_of_the_factbook_one_part_is_added_and_of_other_sources_everything(
     assert [row["id"] for row in written[1:]] == ([] if factbook else ["facts/ke/Energy"])
 
 
-def test_tables_fit_a_terminal_of_80_columns_and_say_which_model_was_kept() -> None:
+def test_tables_fit_a_terminal_of_80_columns_and_show_which_model_was_kept() -> None:
     systems = {
         name: {"found": {"1": 100.0, "5": 100.0, "20": 100.0}, "exact": 100.0}
         for name in ("bm25", "start", "adapted", "hybrid")

@@ -44,7 +44,7 @@ def test_a_marked_file_and_utf8_are_read_without_an_assumption(encoding: str, tm
         (b"\xef\xbb\xbf\n", "contains only white space"),
     ],
 )
-def test_a_file_without_text_is_empty_and_says_what_it_holds(
+def test_a_file_without_text_is_empty_and_the_message_names_its_content(
     content: bytes, says: str, suffix: str, tmp_path: Path
 ) -> None:
     (tmp_path / "b.txt").write_text("Words.")
@@ -55,7 +55,7 @@ def test_a_file_without_text_is_empty_and_says_what_it_holds(
     assert report.left_out == [LeftOut(str(path), "empty", f"{path} {says}")]
 
 
-def test_windows_1252_is_read_and_said(tmp_path: Path) -> None:
+def test_windows_1252_is_read_with_a_message(tmp_path: Path) -> None:
     (document,), report = read(tmp_path / "a.txt", TEXT.encode("cp1252"))
     assert document.text == TEXT
     assert report.lines() == [f"not UTF-8, so read as Windows-1252: 1: {tmp_path}/a.txt"]

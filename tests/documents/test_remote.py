@@ -359,7 +359,7 @@ def test_export_to_an_object_store_writes_the_file_of_a_local_export(
 
 
 @pytest.mark.parametrize("source", ["s3://bucket/a.jsonl", "https://me:secret@a.b/c.jsonl?key=secret"])
-def test_other_commands_say_in_one_line_which_commands_read_remote_files(
+def test_the_errors_of_other_commands_name_the_commands_that_read_remote_files(
     source: str, tmp_path: Path, capsys
 ) -> None:
     assert main(["fit", source, "--out", str(tmp_path / "manual")]) == 2

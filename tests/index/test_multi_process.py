@@ -38,9 +38,7 @@ def test_two_devices_make_one_version_with_the_vectors_of_one(
 
 
 @pytest.mark.slow
-def test_three_devices_say_together_how_far_they_are(
-    tiny_kb, tiny_model, tiny_model_folder, tmp_path
-) -> None:
+def test_three_devices_share_one_progress_bar(tiny_kb, tiny_model, tiny_model_folder, tmp_path) -> None:
     heard: list[int] = []
     array_ND = embed_on_devices(
         tiny_kb, str(tiny_model_folder), tmp_path, config("cpu,cpu,cpu"), heard.append

@@ -52,20 +52,20 @@ def close(ours: Tensor, known: list[float]) -> None:
 
 
 @torch.no_grad()
-def test_embedder() -> None:
+def test_the_embedder_has_the_published_vectors() -> None:
     vector_BD = model_of("realm-cc-news-pretrained-embedder").embedder.query(plain(FIRST))
     close(vector_BD[:, :3], [-0.0714, -0.0837, -0.1314])
 
 
 @torch.no_grad()
-def test_scorer() -> None:
+def test_the_scorer_has_the_published_scores() -> None:
     embedder = model_of("realm-cc-news-pretrained-scorer").embedder
     _, score_BK = embedder.score(plain(FIRST), plain(FIRST, SECOND), torch.tensor([[0, 1]]))
     close(score_BK, [0.7410, 0.7170])
 
 
 @torch.no_grad()
-def test_encoder() -> None:
+def test_the_encoder_has_the_published_logits() -> None:
     bert = model_of("realm-cc-news-pretrained-encoder").reader.bert
     tokens = plain(FIRST, SECOND)
     logits = bert.cls(bert.bert(tokens.ids_BT, tokens.mask_BT, tokens.segments_BT))
@@ -73,7 +73,7 @@ def test_encoder() -> None:
 
 
 @torch.no_grad()
-def test_reader() -> None:
+def test_the_reader_has_the_published_values() -> None:
     reader = model_of("realm-orqa-nq-reader").span_reader
     assert reader is not None
     ids = torch.arange(10).view(2, 5)

@@ -83,7 +83,7 @@ def test_the_reference_loads_what_we_write_and_computes_the_same(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_fixtures_are_what_the_reference_says_today(tmp_path: Path) -> None:
+def test_the_fixtures_equal_what_the_reference_computes_today(tmp_path: Path) -> None:
     run_reference("build", tmp_path / "made")
     assert json.loads((tmp_path / "made" / "expected.json").read_text()) == json.loads(
         (FIXTURES / "expected.json").read_text()

@@ -115,7 +115,7 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
     assert (parsed[5].source, parsed[5].encoder, parsed[5].embedder) == ("google/x", "google/y z", None)
 
 
-def test_a_card_says_what_the_knowledge_base_of_a_stage_held_out() -> None:
+def test_a_card_has_the_share_that_the_knowledge_base_of_a_stage_held_out() -> None:
     record = {"stage": "ict", "kb": "0123", "held_out": 0.1, "passage_tokens": 112, "text": "89ab"}
     (line,) = commands([record])
     assert line.endswith("  # KB: 0123, held_out=0.1, passage_tokens=112, TEXT: 89ab") and "--set" not in line

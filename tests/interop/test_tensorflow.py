@@ -86,7 +86,7 @@ def test_the_command_takes_a_modules_folder_and_a_prefix(
     assert load_model(tmp_path / "nq").span_reader is not None
 
 
-def test_heads_are_64_wide_unless_a_bert_config_says_otherwise(tmp_path: Path) -> None:
+def test_heads_are_64_wide_unless_a_bert_config_has_another_number(tmp_path: Path) -> None:
     folder = shutil.copytree(NAMES["embedder"], tmp_path / "embedder")
     assert open_checkpoint(str(folder)).config["num_attention_heads"] == 2
     (folder / "assets" / "bert_config.json").write_text('{"heads": 2}')

@@ -158,7 +158,7 @@ def test_title_before_a_sentence_moves_what_is_predicted():
     assert (titled.ids[titled.positions] == MASK).all() and titled.original is query.original
 
 
-def test_title_that_is_too_long_or_tells_the_answer_is_left_out():
+def test_title_that_is_too_long_or_contains_the_answer_is_left_out():
     query = MaskedQuery(0, np.array([7, MASK, MASK]), np.array([7, 8, 9]), np.array([1, 2]), np.array([8, 9]))
     assert with_title(query, np.array([5, 6]), 4) is query
     assert with_title(query, np.array([9, 6]), 10) is query

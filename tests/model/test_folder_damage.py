@@ -167,7 +167,7 @@ def test_a_changed_manifest_is_one_line_and_its_checksums_can_be_taken_away(
     assert load_model(tmp_path / "model").lengths.query == 7
 
 
-def test_the_packaged_encoder_is_what_its_checksums_say(tmp_path: Path, monkeypatch) -> None:
+def test_the_packaged_encoder_has_its_checksums(tmp_path: Path, monkeypatch) -> None:
     packaged = Path(encoder_folder("package:realm-mini"))
     assert json.loads((packaged / CHECKSUMS).read_text()).keys() == {
         path.name for path in packaged.iterdir() if path.name not in (CHECKSUMS, "README.md")
@@ -245,7 +245,7 @@ def test_a_model_of_a_package_is_known_by_its_name(
             load_model(f"package:{name}")
 
 
-def test_files_of_a_model_are_as_the_umask_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_files_of_a_model_have_the_permissions_of_the_umask(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = small_model(tokenizer)
     model.masked_reader = MaskedReader(model.reader.bert, copy=True)
     model.span_reader = SpanReader(Bert(model.reader.config))
@@ -328,7 +328,7 @@ def test_json_that_is_no_manifest_is_one_line(tokenizer, tmp_path, name, content
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
 
 
-def test_folders_of_others_are_told_apart(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_folders_of_others_are_distinguished(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with pytest.raises(RealmError, match="does not exist"):
         load_model(tmp_path / "absent")
     save_bert(small_model(tokenizer).reader.bert, tmp_path / "hf")

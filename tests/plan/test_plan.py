@@ -206,7 +206,7 @@ def test_bad_hardware_file_is_one_line(text, wrong, tmp_path, capsys) -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--measure", "--hardware", "h100"]])
-def test_plan_wants_a_machine_or_a_measurement(flags, capsys) -> None:
+def test_plan_needs_a_machine_or_a_measurement(flags, capsys) -> None:
     assert main(["plan", "tiny", *flags]) == 2
     assert "give either --hardware FILE or --measure" in capsys.readouterr().err
 

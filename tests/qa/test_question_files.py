@@ -109,7 +109,7 @@ def test_squads_nested_json_is_read_with_titles_and_without_what_has_no_answer(
         read_questions(written(tmp_path, json.dumps(squad(paragraphs=[{}]))))
 
 
-def test_answers_are_patterns_when_the_caller_says_so(tmp_path: Path) -> None:
+def test_answers_are_patterns_if_the_caller_passes_regex(tmp_path: Path) -> None:
     path = written(tmp_path, '{"question": "q", "answer": ["New ?York"]}')
     assert not read_questions(path)[0].regex
     [question] = read_questions(path, regex=True)

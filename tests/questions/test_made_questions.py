@@ -306,7 +306,7 @@ words = st.sampled_from(
     st.lists(st.tuples(st.integers(0, 150), st.integers(1, 12)), max_size=6),
     st.data(),
 )
-def test_any_text_gives_answers_that_stand_where_they_say(
+def test_any_text_gives_answers_that_are_at_their_offsets(
     tokens: list[str], places: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     text = " ".join(tokens)

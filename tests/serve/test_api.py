@@ -29,7 +29,7 @@ from tests.serve.conftest import CONFIG, TOKEN, running
 
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
-def test_the_server_says_what_the_pipeline_says(served, method) -> None:
+def test_the_server_and_the_pipeline_give_equal_answers(served, method) -> None:
     answerer = Answerer.load(str(served.kb), str(served.model), CONFIG)
     (expected,) = answerer.answer_batch([QUESTION], method, 4)
     said = post(served, "/v1/answer", {"question": QUESTION, "method": method, "top_k": 4}).json()
@@ -83,7 +83,7 @@ def test_many_questions_are_answered_in_their_order_as_one_object_or_line_by_lin
     assert [one["answers"][0]["text"] for one in lines] == [one["answers"][0]["text"] for one in whole]
 
 
-def test_fill_says_what_the_filler_says(served) -> None:
+def test_fill_gives_the_predictions_of_the_filler(served) -> None:
     sentence = "Arden lies on the river [MASK] between [MASK] and the hills."
     expected = Filler.load(str(served.kb), str(served.model), CONFIG).fill(sentence).to_json()
     said = post(served, "/v1/fill", {"sentence": sentence}).json()

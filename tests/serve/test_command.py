@@ -28,7 +28,7 @@ from tests.serve.test_connections import UNFINISHED, connect
 TOKEN = "sixteen-characters"
 
 
-def test_the_command_serves_until_it_is_told_to_stop(tiny_kb, qa_model) -> None:
+def test_the_command_serves_until_a_signal_ends_it(tiny_kb, qa_model) -> None:
     with serving(tiny_kb.folder, qa_model, "--set", "device=cpu", OMP_NUM_THREADS="1") as (url, process):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
         assert Client(url).answer("who built a tower in Arden?").answers
@@ -235,5 +235,5 @@ def test_on_loopback_a_server_has_its_own_names_elsewhere_any() -> None:
     )
 
 
-def test_elsewhere_a_server_that_is_told_its_names_answers_to_no_others() -> None:
+def test_elsewhere_a_server_with_a_list_of_names_answers_to_no_others() -> None:
     assert own_hosts("0.0.0.0", ("a.example",)) == {"localhost", "127.0.0.1", "::1", "0.0.0.0", "a.example"}

@@ -79,7 +79,7 @@ def test_long_metrics_are_read_in_parts_and_a_line_without_end_is_passed_over(tm
     assert steps == list(range(50)) and damaged > 0
 
 
-def test_a_folder_of_runs_that_is_gone_is_said_so(tiny_kb, qa_model, tmp_path) -> None:
+def test_a_folder_of_runs_that_is_gone_is_an_error_on_the_page(tiny_kb, qa_model, tmp_path) -> None:
     (tmp_path / "runs").mkdir()
     with running(tiny_kb.folder, qa_model, runs=tmp_path / "runs") as served:
         (tmp_path / "runs").rmdir()

@@ -47,7 +47,7 @@ READ = "the readers' own token"
         ("/health", {}, 405, ""),
     ],
 )
-def test_what_cannot_be_served_is_a_problem_that_says_why(served, path, body, status, says) -> None:
+def test_what_cannot_be_served_is_a_problem_with_its_reason(served, path, body, status, says) -> None:
     data = json.dumps(body)
     response = httpx.post(served.url + path, content=data, headers={"Content-Type": "application/json"})
     assert_problem(response, status, says)
@@ -77,9 +77,7 @@ def test_one_bad_sentence_does_not_spoil_the_batch_it_is_in(served) -> None:
     assert results == {n: 200 if n % 2 else 400 for n in range(12)}
 
 
-def test_a_body_over_the_limit_is_refused_whether_or_not_it_says_its_length(
-    tiny_kb, qa_model, monkeypatch
-) -> None:
+def test_a_body_over_the_limit_is_refused_with_and_without_its_length(tiny_kb, qa_model, monkeypatch) -> None:
     monkeypatch.setattr("realm.serve.http.middleware.BODY_BYTES", 1000)
     with running(tiny_kb.folder, qa_model, CONFIG) as served:
         big = json.dumps({"question": "x" * 1500}).encode()
@@ -240,7 +238,7 @@ def test_a_stream_waits_no_longer_than_a_request_may_for_words(tiny_kb, qa_model
 
 
 @pytest.mark.parametrize("headers", [{}, AS_LINES])
-def test_while_words_are_prepared_it_is_said_so_and_the_work_goes_on(
+def test_while_words_are_prepared_a_response_has_the_reason_and_the_work_goes_on(
     tiny_kb, qa_model, monkeypatch, headers
 ) -> None:
     read, calls, gate = LivingKnowledge.load_bm25, [], threading.Event()
@@ -325,7 +323,7 @@ def test_on_loopback_only_its_own_names_are_answered(served) -> None:
         assert httpx.get(served.url + "/health", headers={"Host": host}).status_code == 200
 
 
-def test_head_says_what_get_would_without_the_body(served) -> None:
+def test_head_has_the_headers_of_get_without_the_body(served) -> None:
     for path in ("/", "/style.css", "/health", "/v1/documents/d3", "/v1/documents/d99"):
         told, got = httpx.head(served.url + path), httpx.get(served.url + path)
         assert (told.status_code, told.content) == (got.status_code, b"")

@@ -118,7 +118,7 @@ def test_an_opened_passage_keeps_its_mark_and_names_its_document(visit, site) ->
     expect(page.locator(".passage .text")).to_have_text(passage.text)
 
 
-def test_an_empty_and_a_long_question_are_said_so_and_not_asked(visit) -> None:
+def test_an_empty_and_a_long_question_are_messages_and_not_requests(visit) -> None:
     page, asked = visit.open("ask"), []
     page.on("request", lambda request: asked.append(request.url) if "/answer" in request.url else None)
     field = page.get_by_label("Question")
@@ -351,7 +351,7 @@ def test_the_answer_before_is_readable_while_the_next_is_awaited(visit) -> None:
     assert len(awaited) == 3
 
 
-def test_a_server_that_is_gone_is_said_so(browser, tiny_kb, qa_model) -> None:
+def test_a_server_that_is_gone_is_a_message_on_the_page(browser, tiny_kb, qa_model) -> None:
     page = browser.new_page()
     with running(tiny_kb.folder, qa_model, token=None) as server:
         page.goto(server.url)

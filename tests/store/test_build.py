@@ -84,7 +84,7 @@ def test_tokens_are_the_wordpieces_of_title_and_text(kb: KnowledgeBase) -> None:
     assert tokens.body.lengths.tolist() == [len(tokens.body.row(n)) for n in range(len(kb))]
 
 
-def test_sentences_and_spans_in_wordpieces_say_what_they_say_in_characters(kb: KnowledgeBase) -> None:
+def test_sentences_and_spans_in_wordpieces_are_those_in_characters(kb: KnowledgeBase) -> None:
     tokens = kb.tokens
     for number, passage in enumerate(kb):
         body = tokens.body.row(number)
@@ -255,7 +255,7 @@ def interrupt(folder: Path, documents: Sequence[Document] = DOCUMENTS, after: in
 @pytest.mark.parametrize(
     ("name", "value"), [("passage_tokens", 30), ("near_duplicates", 0.9), ("max_document_chars", 10_000)]
 )
-def test_an_interrupted_build_with_other_settings_starts_over_and_says_so(
+def test_an_interrupted_build_with_other_settings_starts_over_with_a_message(
     name: str, value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(tmp_path / "kb")

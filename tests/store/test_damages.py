@@ -77,14 +77,16 @@ def trial(kb: Path, model: Path, count: int, seed: int, capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_many_damaged_knowledge_bases_answer_as_before_or_verify_says_why(
+def test_many_damaged_knowledge_bases_answer_as_before_or_verify_finds_the_damage(
     kb, tiny_model_folder, capsys, trials
 ) -> None:
     count = trials.count(200)
     assert trial(kb, tiny_model_folder, count, trials.seed, capsys) > count // 4
 
 
-def test_a_damaged_knowledge_base_answers_as_before_or_verify_says_why(kb, tiny_model_folder, capsys) -> None:
+def test_a_damaged_knowledge_base_answers_as_before_or_verify_finds_the_damage(
+    kb, tiny_model_folder, capsys
+) -> None:
     assert trial(kb, tiny_model_folder, 4, 0, capsys) > 0
 
 

@@ -35,7 +35,7 @@ def kb(tmp_path: Path) -> KnowledgeBase:
     return make(tmp_path / "kb", [*SAME, OTHER])
 
 
-def test_a_build_says_which_documents_were_merged_into_which(tmp_path: Path) -> None:
+def test_a_build_lists_which_documents_were_merged_into_which(tmp_path: Path) -> None:
     result = build(tmp_path / "kb", [*SAME, OTHER], CONFIG, TOKENIZER, TinyTagger())
     assert result.merged == {"b.txt": "a.txt", "c.txt": "a.txt"}
     assert KnowledgeBase.open(tmp_path / "kb").merged() == result.merged

@@ -59,7 +59,7 @@ def test_without_an_index_there_are_no_vectors(tmp_path: Path) -> None:
     assert keep_versions(tmp_path, 1) == 0
 
 
-def test_what_is_published_is_read_with_what_it_says_about_itself(tmp_path: Path) -> None:
+def test_what_is_published_is_read_with_its_description(tmp_path: Path) -> None:
     version = publish(tmp_path, IDS, vectors_of(IDS), INFO)
     assert_aligned(tmp_path, IDS, missing=set())
     assert newest(tmp_path).version == version

@@ -93,7 +93,7 @@ def test_a_damaged_list_of_passages_is_found_when_it_is_opened(place: int, folde
         KnowledgeBase.open(folder)
 
 
-def test_damage_met_while_reading_is_said_in_one_line(folder: Path) -> None:
+def test_damage_met_while_reading_is_one_line(folder: Path) -> None:
     kb = KnowledgeBase.open(folder)
     for file in (folder / "passages.lance" / "data").iterdir():
         file.unlink()
@@ -102,7 +102,7 @@ def test_damage_met_while_reading_is_said_in_one_line(folder: Path) -> None:
             read()
 
 
-def test_damage_met_while_rows_are_rewritten_is_said_in_one_line(
+def test_damage_met_while_rows_are_rewritten_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kb = KnowledgeBase.open(folder)

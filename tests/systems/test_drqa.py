@@ -126,7 +126,7 @@ def test_tokens_are_slices_of_the_text() -> None:
 # -- the reader
 
 
-def test_features_say_what_of_the_passage_the_question_has() -> None:
+def test_features_mark_the_words_of_the_passage_that_the_question_has() -> None:
     question, passage = tokens_of("Who built Kelso?"), tokens_of("kelso who Kelso x")
     rows = rows_of([(question, passage)], Vocabulary(["kelso", "who"]))
     assert rows.feature_BTF[0, :, 0].tolist() == [0, 0, 1, 0]

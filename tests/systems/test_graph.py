@@ -111,7 +111,7 @@ def test_expansion_is_a_breadth_first_search(graph) -> None:
         assert graph.expand(seeds, hops, 5) == found[:5]
 
 
-def test_relations_say_who_names_whom_and_who_is_first(graph) -> None:
+def test_relations_show_which_passage_names_which_and_which_is_first(graph) -> None:
     passages = list(range(12))
     relation_KK = graph.relations(passages)
     document, lead = graph.articles.document_N, graph.articles.lead

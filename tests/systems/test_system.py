@@ -77,7 +77,7 @@ def test_a_trained_system_answers_from_its_folder_with_evidence(folder, tiny_kb)
         assert one.passages == (passage.id, tiny_kb.ids[0])
 
 
-def test_the_folder_says_what_it_is_and_how_it_was_made(folder) -> None:
+def test_the_folder_records_what_it_is_and_how_it_was_made(folder) -> None:
     assert_holds(system.SystemJson, read_json(folder / "system.json"))
     saved = read_system(folder)
     assert saved["step"] == 200

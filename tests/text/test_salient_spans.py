@@ -121,7 +121,7 @@ def test_article_possessive_and_quotes_are_no_part_of_a_name(tagger) -> None:
     assert [name for name, _ in found(tagger(phrases), text)] == ["United Nations", "Hague", "Hamlet"]
 
 
-def test_date_that_does_not_say_when_is_dropped(tagger) -> None:
+def test_date_without_a_point_in_time_is_dropped(tagger) -> None:
     dates = ["today", "annual", "later that year", "three days", "30 years", "Monday"]
     kept = ["last July", "the winter of 1928"]
     text = "; ".join([*dates, *kept])

@@ -300,7 +300,7 @@ def test_span_reader_starts_on_a_copy_of_the_masked_readers_encoder(tiny_model) 
     assert not torch.equal(start_reader(tiny_model, seed=1).ends.weight, reader.ends.weight)
 
 
-def test_reader_knows_which_pieces_continue_a_word_unless_told_otherwise(tiny_model, tmp_path) -> None:
+def test_reader_marks_pieces_that_continue_a_word_unless_whole_words_is_false(tiny_model, tmp_path) -> None:
     tiny_model.tokenizer.save(tmp_path)
     pieces = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     expected = {number for piece, number in pieces.items() if piece[:2] == "##"}

@@ -206,7 +206,7 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(tiny_model_folder, tmp_pat
     assert [event.step for event in events.Scalars("total")] == [4, 8, 12]
 
 
-def test_finished_model_says_where_it_comes_from(tiny_model, tmp_path) -> None:
+def test_finished_model_records_where_it_comes_from(tiny_model, tmp_path) -> None:
     tiny_model.stages = [{"stage": "mlm", "steps": 5}]
     train(tiny_model, tmp_path / "out", config())
     loaded = load_model(tmp_path / "out")

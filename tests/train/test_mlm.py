@@ -204,7 +204,7 @@ def test_copy_head_is_trained_with_its_reader_and_adapted_as_it_came(tiny_kb, tm
     assert all(torch.equal(value, again[name]) for name, value in trained.items())
 
 
-def test_projection_stays_random_where_the_paper_wants_it(tiny_kb, tmp_path) -> None:
+def test_projection_stays_random_as_in_the_paper(tiny_kb, tmp_path) -> None:
     first = mlm.start_model(tiny_kb, settings("principal=false"), None).embedder.query.projection.weight
     out = mlm.train(tiny_kb, tmp_path / "out", settings("steps=1", "principal=false"))
     assert torch.equal(load_model(out).embedder.query.projection.weight, first)

@@ -308,7 +308,7 @@ def test_mean_of_all_draws_is_the_whole_gradient_under_every_setting(
 
 
 @pytest.mark.parametrize("marginal", MARGINALS)
-def test_entries_are_drawn_as_often_as_their_mean_credit_says(step, monkeypatch, marginal) -> None:
+def test_entries_are_drawn_in_proportion_to_their_mean_credit(step, monkeypatch, marginal) -> None:
     monkeypatch.setattr(pretrain, "UNRETRIEVED_GAP", -4.0)
     settings = config(reader_gradient="sampled", marginal=marginal)
     made = step(settings)
@@ -401,7 +401,7 @@ def test_entity_control_credits_holders_without_a_reader(tiny_kb, step, monkeypa
     assert sampled_reader_loss(None, batch, entries_of(made, sampled), sampled).item() == 0  # type: ignore[arg-type]
 
 
-def test_description_is_what_its_names_say(step) -> None:
+def test_description_is_made_of_its_names(step) -> None:
     _, _, _, batch, _, score_BK, logp_BKM = step(config())
     said = describe(score_BK, logp_BKM, batch)
     prior = score_BK.detach().double().softmax(dim=1)

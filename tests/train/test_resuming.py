@@ -165,7 +165,7 @@ def test_checkpoint_under_the_name_of_another_is_passed_over(
 @pytest.mark.parametrize(
     "content", [None, b"", b"[1]", b"{", b"\xff\xfe", b'{"seed": "\\ud800"}', b"[" * 100_000]
 )
-def test_run_whose_settings_are_damaged_says_so_and_keeps_its_checkpoints(
+def test_run_whose_settings_are_damaged_is_refused_and_keeps_its_checkpoints(
     tiny_model_folder, tmp_path, plain, content
 ) -> None:
     out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
@@ -221,7 +221,9 @@ def test_many_damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_
     damaged_runs_go_on_as_before_or_not_at_all(tiny_model_folder, tmp_path, trials.count(200), trials.seed)
 
 
-def test_metrics_that_lost_their_end_are_said_and_not_filled_up(tiny_model_folder, tmp_path, capsys) -> None:
+def test_metrics_that_lost_their_end_are_a_warning_and_are_not_filled_up(
+    tiny_model_folder, tmp_path, capsys
+) -> None:
     out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
     with pytest.raises(RuntimeError):
         train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
@@ -276,7 +278,7 @@ def test_a_run_of_an_earlier_version_goes_on_only_if_the_settings_that_are_const
     assert "\n" not in str(error.value) and str(tmp_path / "out.training") in str(error.value)
 
 
-def test_run_whose_checkpoints_are_all_damaged_says_so(tiny_model_folder, tmp_path) -> None:
+def test_run_whose_checkpoints_are_all_damaged_is_refused(tiny_model_folder, tmp_path) -> None:
     out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
     with pytest.raises(RuntimeError):
         train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))

@@ -183,7 +183,7 @@ def test_missing_passages_add_nothing_to_a_mixture(tiny_kb, tiny_model) -> None:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_hard_steps_are_as_frequent_as_min_and_others_say() -> None:
+def test_hard_steps_are_as_frequent_as_in_the_publication() -> None:
     config = settings("span_loss=hard-em", "hard_em_steps=1000")
     seeds = [replace(config, seed=seed) for seed in range(2000)]
     for step, share in ((0, 0.0), (100, 0.1), (500, 0.5), (800, 0.8), (10_000, 0.8)):

@@ -15,7 +15,9 @@ def run(name: str, *given: object) -> None:
     runpy.run_path(str(EXAMPLES / name))["main"](*given)
 
 
-def test_asking(home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_example_of_asking_prints_answers_with_evidence(
+    home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
     tiny = tuple(getattr(config, field.name) for field in fields(FitConfig))
     monkeypatch.setattr(FitConfig.__init__, "__defaults__", tiny)
     run("ask.py", "docs", "towns", "when was arden founded?")
@@ -23,13 +25,15 @@ def test_asking(home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch, 
     assert "(probability " in out and "[[" in out and "\n3. " in out
 
 
-def test_changing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_changing_adds_and_deletes_a_document(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("change.py", "towns")
     before, added, deleted = (line.partition(": ")[2] for line in capsys.readouterr().out.splitlines())
     assert before == deleted and before.startswith("14 documents") and added.startswith("15 documents")
 
 
-def test_training(home: Path, capsys) -> None:
+def test_the_example_of_training_measures_its_model(home: Path, capsys) -> None:
     run("stages.py", "towns", "models", 2)
     assert "held-out masked facts, found in the first 5 passages: " in capsys.readouterr().out
 

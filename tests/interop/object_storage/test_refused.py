@@ -161,7 +161,7 @@ def test_a_damaged_record_of_the_last_pull_is_one_line(content: str, copy: Path,
     assert "pulled.json is damaged" in said and said.count("\n") == 1
 
 
-def test_other_commands_say_how_to_use_an_address(tmp_path: Path, capsys) -> None:
+def test_the_errors_of_other_commands_name_a_way_to_use_an_address(tmp_path: Path, capsys) -> None:
     pull_it = "copy it to a folder with `realm pull ADDRESS FOLDER`"
     for words, problem in (
         (

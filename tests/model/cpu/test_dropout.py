@@ -68,7 +68,7 @@ def test_draws_have_no_pattern_from_one_element_to_the_next() -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("probability", [0.0, 0.3, 1.0])
-def test_signs_say_what_is_dropped_and_lose_nothing(dtype, probability) -> None:
+def test_signs_determine_what_is_dropped_and_lose_nothing(dtype, probability) -> None:
     values = torch.rand(30, 41).to(dtype)
     values[3] = 0
     bits = kept(values, (7, 1), probability)

@@ -226,7 +226,7 @@ def test_threads_that_learn_from_rows_of_their_own_learn_what_one_learns(
             torch.testing.assert_close(one, other)
 
 
-def test_a_seed_says_what_threads_drop_whoever_is_first(two_threads, monkeypatch) -> None:
+def test_a_seed_determines_what_threads_drop_in_any_order(two_threads, monkeypatch) -> None:
     bert, tokens = small_bert(dropout=0.3).train(), rows_of([7, 6, 5, 6, 7, 5])
     readers, found = watch(monkeypatch), []
     for seed in (1, 1, 2):
@@ -251,7 +251,7 @@ def test_without_dropout_threads_draw_nothing(two_threads, monkeypatch) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_threads_learn_in_bf16_where_autocast_says_so(two_threads, monkeypatch) -> None:
+def test_threads_learn_in_bf16_under_autocast(two_threads, monkeypatch) -> None:
     bert, tokens = small_bert().float(), rows_of([7, 6, 5, 6, 7, 5])
     seen, attend = set(), packed.attend
     monkeypatch.setattr(packed, "attend", lambda *a: seen.add(a[0].dtype) or attend(*a))

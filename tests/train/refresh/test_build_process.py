@@ -251,10 +251,12 @@ def test_leaving_the_block_kills_the_build(tiny_kb, tiny_model, run_folder, fake
 
 
 def test_leaving_the_block_after_a_build_ended_unseen_is_quiet(
-    tiny_kb, tiny_model, run_folder, fake_build
+    tiny_kb, tiny_model, run_folder, fake_build, capfd
 ) -> None:
     fake_build("exit 0")
     with refresher(tiny_kb, run_folder) as builds:
         builds.build_initial(tiny_model, 0)
         builds.request(tiny_model, 10)
         wait_until_ended(builds)
+        capfd.readouterr()
+    assert capfd.readouterr() == ("", "")
