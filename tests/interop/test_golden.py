@@ -84,7 +84,7 @@ def test_the_reader_has_the_published_values() -> None:
     assert (int(block), int(start), int(start + width)) == (1, 3, 3)
 
 
-def test_open_question_answering(tmp_path: Path) -> None:
+def test_the_published_model_answers_the_question_of_its_card(tmp_path: Path) -> None:
     """Converts all of Wikipedia: the texts and 6.8 GB of vectors go to disk once more."""
     convert_checkpoint(place_of("realm-orqa-nq-openqa"), tmp_path / "nq")
     config = AnswerConfig(device="cpu", reference_compat=True, mapped_index=True)
