@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from realm.cli.arguments import Commands, add_command, report, settings
-from realm.workspace.settings import EVERY, SETTLE
+from realm.workspace.settings import EVERY, LEAST_PAUSE, SETTLE
 
 
 def add_commands(commands: Commands) -> None:
@@ -53,7 +53,7 @@ def add_commands(commands: Commands) -> None:
     watching.add_argument(
         "--every",
         metavar="SECONDS",
-        type=_seconds,
+        type=_pause,
         default=EVERY,
         help=f"time from one check of the files to the next (default: {EVERY:g})",
     )
@@ -71,6 +71,12 @@ def add_commands(commands: Commands) -> None:
 
 def _seconds(text: str) -> float:
     return _number(text, "seconds")
+
+
+def _pause(text: str) -> float:
+    if (seconds := _seconds(text)) < LEAST_PAUSE:
+        raise argparse.ArgumentTypeError(f"{text!r} is below {LEAST_PAUSE} seconds")
+    return seconds
 
 
 def _minutes(text: str) -> float:

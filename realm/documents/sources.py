@@ -176,7 +176,7 @@ def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
     ]
     if len(passed) == len(found):
         others = count_kinds(passed)
-        has = f"has {others}, and no" if others else "is empty: it needs"
+        has = f"has {others}, and no" if others else "is empty, and needs one or more files of these types:"
         raise InputError(f"{folder}: this folder {has} {_READ}")
     return found
 

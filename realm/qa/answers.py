@@ -1,5 +1,6 @@
 """Answers as Python objects, as JSON and as lines on a terminal, for programs without torch such as the client of a server."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self, TypeVar
@@ -198,8 +199,16 @@ def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:
 
 
 def _around(text: str, place: int, width: int = 160) -> str:
-    """About 2 * `width` characters of a text around `place`, on one line, with " / " in place of line breaks."""
+    """About 2 * `width` characters of a text around `place`, on one line, with " / " in place of line breaks.
+
+    The part begins and ends between words, unless a word is very long.
+    """
     first = max(0, place - width // 2)
-    lines = (" ".join(line.split()) for line in text[first : first + 2 * width].splitlines())
-    part = " / ".join(filter(None, lines))
-    return ("... " if first else "") + part + (" ..." if first + 2 * width < len(text) else "")
+    end = first + 2 * width
+    part = text[first:end]
+    if first and not text[first - 1].isspace():
+        part = re.sub(r"^\S{1,30}(?=\s)", "", part)
+    if end < len(text) and not text[end].isspace():
+        part = re.sub(r"(?<=\s)\S{1,30}$", "", part)
+    lines = (" ".join(line.split()) for line in part.splitlines())
+    return ("... " if first else "") + " / ".join(filter(None, lines)) + (" ..." if end < len(text) else "")

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from realm import __version__
 from realm.documents.reading import stamp
-from realm.errors import InputError, OtherSettings, shortened
+from realm.errors import InputError, OtherSettings, shortened, writing
 from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, remove, replace_folder, restore
 from realm.index.embedding import IndexConfig
@@ -119,7 +119,8 @@ def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = 
     with _timed("read", seconds):
         read = read_sources(folder, sources, config, strict)
     start = load_model(config.start, reader=False)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with one_writer(folder, lambda: _log.info("%s: waiting for another fit to end", folder)):
         # `realm watch` can have added a file that this fit has not read, and whose documents this fit would delete.
         if (now := stamp(sources, folder)) != stamped:

@@ -111,7 +111,12 @@ class Workspace:
 
         All other keys of a record are fields of the document. The id of a document without "id" is its title. On return, the
         documents are on disk and can be found.
+
+        Raises:
+            InputError: a record cannot be used, or one record is given instead of a list of records.
         """
+        if isinstance(records, Mapping):
+            raise InputError("records is one record: give a list of records")
         return self._living.add(list(documents_of(records)))
 
     def delete(self, ids: Sequence[str] | str) -> int:

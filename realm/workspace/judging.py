@@ -37,7 +37,7 @@ AT = 5
 SIGNIFICANT = 0.05
 """A difference is significant if its p is below this value."""
 TOLERANCE = 1.0
-"""A loss of at most this number of points of recall does not count as worse, unless the loss is significant."""
+"""A loss of at most this number of points of recall, or of one query, does not count as worse, unless it is significant."""
 Ranks = dict[str, np.ndarray]
 """Kind of queries -> rank of the first positive of each query, counted from 1; 0 if no positive was found -> [N]."""
 
@@ -123,7 +123,8 @@ def verdict(differences: Mapping[str, PairedDifference]) -> tuple[bool, str]:
     worse = [
         name
         for name, d in differences.items()
-        if d["points"] < -TOLERANCE or (d["points"] < 0 and d["p"] < SIGNIFICANT)
+        if (d["points"] < -TOLERANCE and d["only_b"] - d["only_a"] > 1)
+        or (d["points"] < 0 and d["p"] < SIGNIFICANT)
     ]
     if worse:
         return False, f"the adapted model is worse on {' and '.join(worse)}"

@@ -39,13 +39,14 @@ from realm.store.tables.table import history, newest_version
 from realm.text.corpus import Document, Passage
 from realm.text.salient_spans import Tagger, load_tagger
 from realm.workspace.examples import SHOWN, drawn, right_first
+from realm.workspace.report import read_report
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 _TITLES = 6
 """Number of example titles."""
 _DRAWN, _PARTS = 40, 4
-"""Limits of example questions: passages that are drawn to choose documents, and passages per document."""
+"""Limits of example questions: documents that are drawn, and passages per document."""
 
 
 class Stamp(NamedTuple):
@@ -108,10 +109,14 @@ class Snapshot:
 
     @cached_property
     def examples(self) -> list[str]:
-        """A few questions that rules made from some of the documents, if possible ones that are answered as expected.
+        """A few questions: those of the report of the last fit, else questions that rules make from some of the documents.
 
-        The list is empty if the rules make no question. A dozen questions are answered when the list is first used.
+        Questions that are answered as expected are preferred, for which a dozen are answered when the list is first used. The
+        list is empty if the rules make no question.
         """
+        report = read_report(self.kb.folder.parent)
+        if report is not None and report.get("examples"):
+            return [one["question"] for one in report["examples"]]
         documents = {one.document_id for one in self._drawn}
         parts = [part for id in documents for part in self.passages_of(id)[:_PARTS]]
         made = make_questions(sorted(parts, key=lambda part: part.document_id), most_per_document=1)
@@ -129,11 +134,10 @@ class Snapshot:
 
     @cached_property
     def _drawn(self) -> list[Passage]:
-        """Passages drawn at random, with a fixed seed, in the order in which they were drawn."""
-        if not len(self.kb):
-            return []
-        numbers = np.random.default_rng(0).integers(len(self.kb), size=_DRAWN)
-        return self.kb.passages(np.array(list(dict.fromkeys(numbers.tolist()))))
+        """The first passages of documents that are drawn at random, with a fixed seed, in the order of the draw."""
+        _, first_N = np.unique(self.kb.document_keys_N, return_index=True)
+        chosen = np.random.default_rng(0).permutation(len(first_N))[:_DRAWN]
+        return self.kb.passages(first_N[chosen])
 
 
 class LivingKnowledge:

@@ -61,6 +61,8 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
     Raises:
         InputError: the sources contain no text, or `strict` is set and a file cannot be read.
     """
+    if not sources:
+        raise InputError("no source is given: name at least one file or folder")
     left_out = ReadingReport()
     report = None if strict else left_out
     found = read_documents(sources, config.max_document_chars, report, folder, config.reads_headings)
@@ -182,5 +184,5 @@ class Sync:
             raise InputError(
                 f"{self.folder} was made from {', '.join(missing)} too: give all earlier sources, in the same words and in the "
                 "same current folder (the documents of a missing source would be deleted), or add documents with "
-                f"`realm kb add SOURCE... --in {self.folder}`"
+                f"`realm kb add SOURCE... --in {self.folder}`; to leave out these documents, use another folder"
             )

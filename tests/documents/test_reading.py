@@ -214,7 +214,9 @@ def test_bad_file_is_one_line_of_error(tmp_path: Path, name: str, content: bytes
 def test_folder_without_documents_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     write(tmp_path / "pictures" / "a.png", b"")
-    with pytest.raises(InputError, match=r"empty: this folder is empty: it needs \.jsonl"):
+    with pytest.raises(
+        InputError, match=r"empty: this folder is empty, and needs one or more files of these types: \.jsonl"
+    ):
         read(tmp_path / "empty")
     with pytest.raises(InputError, match=r"pictures: this folder has 1 \.png, and no \.jsonl"):
         read(tmp_path / "pictures")

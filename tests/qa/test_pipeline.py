@@ -17,7 +17,7 @@ from realm.index.versions import complete_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
 from realm.qa import pipeline
-from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage
+from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage, _around
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate, question_ranks, retrieve_to_file
@@ -49,6 +49,15 @@ def random_questions(count: int) -> list[str]:
 
 
 # -- the contract
+
+
+def test_evidence_begins_and_ends_between_words() -> None:
+    words = [f"word{n:03}" for n in range(100)]
+    text = " ".join(words)
+    for place in range(0, len(text), 7):
+        part = _around(text, place).removeprefix("... ").removesuffix(" ...")
+        assert set(part.split()) <= set(words) and len(part) > 60
+    assert _around("x" * 999, 500) == "... " + "x" * 320 + " ..."
 
 
 def test_json_is_the_contract(answerer) -> None:

@@ -216,6 +216,18 @@ def test_example_questions_are_made_from_the_documents(own_server) -> None:
     assert found == examples() and len(found) == len(set(found)) == 3 and set(found) <= made
 
 
+def test_a_body_that_is_not_json_is_a_problem_of_the_body(served) -> None:
+    headers = {"Content-Type": "application/json"}
+    problem = httpx.post(f"{served.url}/v1/answer", content=b'{"question": "x"', headers=headers).json()
+    assert problem["parameter"] == "body" and problem["detail"].startswith("body: JSON")
+
+
+def test_example_questions_are_those_of_the_last_fit(own_server) -> None:
+    report = {"examples": [{"question": "when was Arden founded?"}, {"question": "who built it?"}]}
+    (own_server.kb.parent / "report.json").write_text(json.dumps(report))
+    assert own_server.client(TOKEN).examples() == ["when was Arden founded?", "who built it?"]
+
+
 def test_example_questions_are_first_those_that_are_answered_as_expected(own_server, monkeypatch) -> None:
     client = own_server.client(TOKEN)
     towns = ["Oakham", "Selby", "Thirsk", "Whitby", "Yarm", "Ripon", "Louth"]

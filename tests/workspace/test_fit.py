@@ -15,6 +15,7 @@ import pytest
 
 import realm
 from realm import cli
+from realm.errors import InputError, WriteFailed
 from realm.folders import one_writer
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
@@ -93,6 +94,18 @@ def test_a_workspace_answers_with_the_model_that_it_was_judged_with(home: Path) 
     answer = opened.answer(example["question"])
     assert (answer.text, answer.evidence()) == (example["answer"], example["evidence"])
     assert opened.report == saved()
+
+
+def test_no_source_one_record_and_a_folder_that_cannot_be_made_are_one_line(
+    home: Path, config: FitConfig
+) -> None:
+    with pytest.raises(InputError, match="no source is given: name at least one file or folder"):
+        run(Path("new"), [], config)
+    with pytest.raises(InputError, match="records is one record: give a list of records"):
+        realm.load(WS).add({"title": "A", "text": "B."})  # type: ignore[arg-type]
+    Path("file").touch()
+    with pytest.raises(WriteFailed, match="new cannot be written"):
+        run(Path("file/new"), ["docs"], config)
 
 
 def test_the_report_prints_a_table_the_verdict_and_three_questions(fitted: Path) -> None:
@@ -421,7 +434,8 @@ D = PairedDifference
 
 
 def difference(points: float, p: float) -> D:
-    return {"k": 5, "points": points, "low": 0.0, "high": 0.0, "only_a": 0, "only_b": 0, "p": p}
+    only_a, only_b = (9, 0) if points > 0 else (0, 9)
+    return {"k": 5, "points": points, "low": 0.0, "high": 0.0, "only_a": only_a, "only_b": only_b, "p": p}
 
 
 @pytest.mark.parametrize(
@@ -433,6 +447,8 @@ def difference(points: float, p: float) -> D:
         (difference(5.5, 0.001), difference(-0.9, 0.04), False),
         (difference(5.5, 0.06), difference(1.0, 0.5), False),
         (difference(0.0, 1.0), difference(0.0, 1.0), False),
+        (difference(-3.6, 1.0) | {"only_b": 1}, difference(5.5, 0.01), True),  # one query of 28
+        (difference(-3.6, 0.1) | {"only_b": 4}, difference(5.5, 0.01), False),
     ],
 )
 def test_an_adapted_model_is_kept_when_better_on_one_and_not_worse_on_the_other(

@@ -229,6 +229,11 @@ def test_documents_of_the_last_fit_whose_files_are_gone_are_deleted_at_the_first
     assert listed_documents(towns) == set(ids)
 
 
+def test_a_watcher_that_never_pauses_is_refused(docs: Path, capsys) -> None:
+    assert cli.main(["watch", str(docs), "--in", "towns", "--every", "0"]) == 2
+    assert "'0' is below 0.05 seconds" in capsys.readouterr().err
+
+
 def test_without_sources_or_with_a_package_nothing_is_watched(towns: Path) -> None:
     with pytest.raises(InputError, match="name the files and folders"):
         Watcher(towns, [])

@@ -139,4 +139,6 @@ def _sentence(error: Mapping[str, Any]) -> str:
 
 def _parameter(error: Mapping[str, Any]) -> str:
     where, *place = error["loc"]  # body, query, path or header, and the place in it
+    if error["type"] == "json_invalid":  # the place is a number of characters
+        return str(where)
     return ".".join(map(str, place)) or str(where)
