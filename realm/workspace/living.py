@@ -13,13 +13,14 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from realm.errors import InputError, RealmError
+from realm.errors import DamagedError, InputError, RealmError
 from realm.index.versions import complete_index, index_folder
 from realm.interop.span_readers import take_reader
 from realm.keys import key_of
@@ -114,9 +115,8 @@ class Snapshot:
         Questions that are answered as expected are preferred, for which a dozen are answered when the list is first used. The
         list is empty if the rules make no question.
         """
-        report = read_report(self.kb.folder.parent)
-        if report is not None and report.get("examples"):
-            return [one["question"] for one in report["examples"]]
+        if of_fit := self._examples_of_fit():
+            return of_fit
         documents = {one.document_id for one in self._drawn}
         parts = [part for id in documents for part in self.passages_of(id)[:_PARTS]]
         made = make_questions(sorted(parts, key=lambda part: part.document_id), most_per_document=1)
@@ -126,6 +126,15 @@ class Snapshot:
             method: Method | None = None if self.answerer.retriever.bm25_loaded else "dense"
             chosen = [one for one, _ in right_first(self.answerer, chosen, method)]
         return [one.question for one in chosen[:SHOWN]]
+
+    def _examples_of_fit(self) -> list[str]:
+        report: Any = None
+        with suppress(DamagedError):
+            report = read_report(self.kb.folder.parent)
+        match report:  # the folder can be another one, with a file of the same name
+            case {"examples": [*examples]}:
+                return [one["question"] for one in examples if isinstance(one, dict) and "question" in one]
+        return []
 
     @cached_property
     def example_filter(self) -> str | None:

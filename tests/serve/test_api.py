@@ -224,8 +224,13 @@ def test_a_body_that_is_not_json_is_a_problem_of_the_body(served) -> None:
 
 def test_example_questions_are_those_of_the_last_fit(own_server) -> None:
     report = {"examples": [{"question": "when was Arden founded?"}, {"question": "who built it?"}]}
-    (own_server.kb.parent / "report.json").write_text(json.dumps(report))
+    file = own_server.kb.parent / "report.json"
+    file.write_text(json.dumps(report))
     assert own_server.client(TOKEN).examples() == ["when was Arden founded?", "who built it?"]
+    for other in ("[]", '{"examples": 1}', '{"examples": [1]}', "{"):  # a file that is not of a fit
+        file.write_text(other)
+        del own_server.knowledge.current.__dict__["examples"]
+        assert own_server.client(TOKEN).examples() == []
 
 
 def test_example_questions_are_first_those_that_are_answered_as_expected(own_server, monkeypatch) -> None:
