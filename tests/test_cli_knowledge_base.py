@@ -43,6 +43,32 @@ def write_documents(path: Path, **texts: str) -> str:
     return str(path)
 
 
+def test_a_terminal_gets_no_control_characters_of_documents(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"id": "a\nb\x1b[2J", "title": "T\x9b1m", "text": "Rome\x1b]0;x\x07 was founded."}
+    (tmp_path / "d.jsonl").write_text(json.dumps(row))
+    kb = str(tmp_path / "kb")
+    words = [
+        "kb",
+        "build",
+        str(tmp_path / "d.jsonl"),
+        "--out",
+        kb,
+        "--tokenizer",
+        tokenizer,
+        "--tagger",
+        "rules",
+    ]
+    assert cli.main(words) == 0
+    capsys.readouterr()
+    assert cli.main(["kb", "list", "--kb", kb]) == 0
+    assert capsys.readouterr().out == "     1  a b[2J  T1m\n"
+    assert cli.main(["kb", "show", row["id"], "--kb", kb]) == 0
+    shown = capsys.readouterr().out
+    assert "Rome]0;x was founded." in shown and not {"\x1b", "\x07", "\x9b"} & set(shown)
+
+
 def test_an_interrupted_build_from_a_dump_continues_without_parsing_its_pages_again(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from realm.settings import read_config
 from realm.text.corpus import PassagesConfig
 
 T = TypeVar("T")
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 Commands = argparse._SubParsersAction
 
 
@@ -315,9 +317,17 @@ def report(args: argparse.Namespace, result: Mapping[str, Any], lines: Sequence[
         print(json.dumps(result, ensure_ascii=False))
         return
     width = max(map(len, result), default=0)
-    print(
-        "\n".join(lines if lines is not None else [f"{k:<{width}}  {_plain(v)}" for k, v in result.items()])
-    )
+    shown = lines if lines is not None else [f"{k:<{width}}  {_plain(v)}" for k, v in result.items()]
+    print(for_terminal("\n".join(shown)))
+
+
+def for_terminal(text: str) -> str:
+    """The text without control characters, which a document may contain and a terminal would obey; line breaks stay.
+
+    >>> for_terminal("a\\x1b[2Jb\\n\\tc")
+    'a[2Jb\\n\\tc'
+    """
+    return _CONTROLS.sub("", text)
 
 
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:

@@ -14,6 +14,7 @@ from realm.cli.arguments import (
     Parser,
     add_command,
     engine_of,
+    for_terminal,
     positive,
     report,
     say_where,
@@ -154,7 +155,7 @@ def _preview(args: argparse.Namespace) -> None:
                 print(json.dumps(shown, ensure_ascii=False))
             else:
                 cut = shortened(" ".join(passage.text.split()), 100)
-                print(f"{shown['wordpieces']:>6}  {passage.title}\n        {cut}")
+                print(for_terminal(f"{shown['wordpieces']:>6}  {passage.title}\n        {cut}"))
     for line in reading.lines() if reading is not None else []:
         _log.warning("%s", line)
 
@@ -167,10 +168,9 @@ def _list(args: argparse.Namespace) -> None:
         if args.json:
             print(json.dumps(document._asdict(), ensure_ascii=False))
         else:
-            print(
-                f"{document.passages:>6}  {document.id}"
-                + (f"  {document.title}" if document.title != document.id else "")
-            )
+            names = [document.id, *([document.title] if document.title != document.id else [])]
+            one_line = "  ".join(" ".join(name.split()) for name in names)
+            print(for_terminal(f"{document.passages:>6}  {one_line}"))
 
 
 def _show(args: argparse.Namespace) -> None:

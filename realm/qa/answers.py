@@ -89,8 +89,8 @@ class Answer(Span):
         """Lines for a terminal: the answer with `words` before its probability, the title of the passage, and the evidence."""
         said = ", ".join(filter(None, (words, f"probability {self.probability:.2f}")))
         return [
-            f"{self.text}   ({said})",
-            f"    {self.passage.title or self.passage.document}, passage {self.passage.rank}",
+            f"{' '.join(self.text.split())}   ({said})",
+            f"    {' '.join((self.passage.title or self.passage.document).split())}, passage {self.passage.rank}",
             f"    {self.evidence()}",
         ]
 
