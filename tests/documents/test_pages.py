@@ -32,7 +32,8 @@ def test_bare_text_in_what_browsers_show_is_kept(element: str) -> None:
 @pytest.mark.parametrize("element", ["script", "style", "template", "iframe", "nav", "select", "svg"])
 def test_what_no_reader_of_the_page_reads_is_left_out(element: str) -> None:
     page = read_page(f"<title>T</title><p>One.</p><{element}><h2>no</h2><li>no</{element}><h3>H</h3>Two.")
-    assert page == Page("T", "H", "One.\n\nH\n\nTwo.", (Heading(6, 3, "H"),))
+    assert page == Page("T", "One.\n\nH\n\nTwo.", (Heading(6, 3, "H"),))
+    assert page.main_heading == "H"
 
 
 @pytest.mark.parametrize(
@@ -121,9 +122,8 @@ def test_links_of_headings_to_themselves_are_no_text() -> None:
 
 
 def test_a_picture_has_a_title_of_its_own() -> None:
-    assert read_page("<svg><title>no</title></svg><h1>Yes</h1>x") == Page(
-        "", "Yes", "Yes\n\nx", (Heading(0, 1, "Yes"),)
-    )
+    page = read_page("<svg><title>no</title></svg><h1>Yes</h1>x")
+    assert page == Page("", "Yes\n\nx", (Heading(0, 1, "Yes"),)) and page.main_heading == "Yes"
 
 
 def test_a_title_that_was_never_closed_is_text() -> None:

@@ -262,7 +262,7 @@ def test_markdown_loses_its_markup_and_keeps_its_text(tmp_path: Path) -> None:
         ("# Chalk\n\nText.\n\n# Use\n\nText.", "Chalk"),
         ("### Chalk\n\nText.\n\n#### Use\n\nText.", "Chalk"),
         ("A badge.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
-        ("### Sponsors\n\nText.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
+        ("A note.\n\n### Sponsors\n\nText.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
     ],
 )
 def test_the_title_of_markdown_is_the_heading_of_the_whole_text_and_not_of_a_part(

@@ -24,7 +24,7 @@ _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is a sensible title in the package document, else the first heading, else the file name."""
+    """One record. The title is that of the package document, the first main heading of a chapter, or the file name."""
     with archive(path, limits, "EPUB") as parts:
         package = _attributes(_xml(path, parts, _CONTAINER), "rootfile", "full-path")
         if not package:
@@ -44,7 +44,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
     for page in pages if limits.headings else []:
         headings += [one._replace(start=start + one.start) for one in page.headings]
         start += len(page.text) + 2
-    title = title or next((page.heading for page in pages if page.heading), "")
+    title = title or next((page.main_heading for page in pages if page.main_heading), "")
     yield page_record(path, title, text, headings=headings)
 
 

@@ -36,10 +36,9 @@ class Anchor(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The title element, the first heading, and the text with blank lines between its blocks."""
+    """The title element, and the text with blank lines between its blocks."""
 
     title: str
-    heading: str
     text: str
     headings: tuple[Heading, ...] = ()
     """All headings, in the order of the text."""
@@ -47,6 +46,18 @@ class Page(NamedTuple):
     """Values of `<meta name=... content=...>`; a name that occurs several times has a list of values."""
     anchors: tuple[Anchor, ...] = ()
     """The links whose words are in the text, in the order of the text."""
+
+    @property
+    def main_heading(self) -> str:
+        """The heading with which the text begins, or else the only heading of the highest level; "" if there is none.
+
+        Other headings are about a part of the page.
+        """
+        if self.headings and self.headings[0].start == 0:
+            return self.headings[0].words
+        highest = min((one.level for one in self.headings), default=0)
+        of_page = [one.words for one in self.headings if one.level == highest]
+        return of_page[0] if len(of_page) == 1 else ""
 
 
 DEEPEST = 1_000
@@ -75,7 +86,7 @@ def read_page(source: str) -> Page:
         taken.data(source)
     lines = (_SPACES.sub(" ", line).strip() for line in "".join(taken.text).split("\n"))
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
-    title, heading = (" ".join("".join(words).split()) for words in (taken.title, taken.heading))
+    title = " ".join("".join(taken.title).split())
     if len(title) > _LONGEST_TITLE:  # an unclosed title element contains the whole page
         title, text = "", f"{title}\n\n{text}".strip()
     # With two groups in the pattern, `split` returns text, level or None, number or None, text, ..., text.
@@ -87,7 +98,7 @@ def read_page(source: str) -> Page:
         for start, number in zip(starts, parts[2::3], strict=True)
         if number
     )
-    return Page(title, heading, text, _headings(text, levels), taken.fields, anchors)
+    return Page(title, text, _headings(text, levels), taken.fields, anchors)
 
 
 def page_in(path: Path, source: str) -> Page:
@@ -109,16 +120,6 @@ def _headings(text: str, levels: Sequence[tuple[int, int]]) -> tuple[Heading, ..
         Heading(start, level, " ".join(text[start:end].partition("\n\n")[0].split()))
         for (start, level), end in zip(levels, ends, strict=False)
     )
-
-
-def main_heading(page: Page) -> str:
-    """The heading of the highest level, if there is only one or the text begins with it; else "".
-
-    Other headings are about a part of the page.
-    """
-    highest = min((one.level for one in page.headings), default=0)
-    first, *others = [one for one in page.headings if one.level == highest] or [Heading(0, 0, "")]
-    return first.words if not others or first.start == 0 else ""
 
 
 def sections_of(title: str, text: str, headings: Sequence[Heading]) -> tuple[Section, ...]:
@@ -263,11 +264,10 @@ class _Table:
 
 
 class _Taken:
-    """Target of the parser: collects the title, the first heading and the text, element by element."""
+    """Target of the parser: collects the title, the headings and the text, element by element."""
 
     def __init__(self) -> None:
         self.title: list[str] = []
-        self.heading: list[str] = []
         self.text: list[str] = []
         self.fields: dict[str, Any] = {}
         self.addresses: list[str] = []
@@ -276,7 +276,6 @@ class _Taken:
         self._open = Counter[str]()  # open elements that change the handling of text, by kind
         self._asides: list[tuple[int, int]] = []  # of each open aside: its depth, and where its text starts
         self._titles = 0
-        self._heading_read = False
         self._level: str | None = None  # level of a heading that has begun, and has no text yet
         self._address: str | None = None  # address of a link that has begun, and has no text yet
         self._tables: list[_Table] = []
@@ -327,8 +326,6 @@ class _Taken:
         self._open[_kind(tag)] -= 1
         if tag == "a":
             self._address = None
-        elif tag in _HEADING:
-            self._heading_read = self._heading_read or bool("".join(self.heading).strip())
         if tag in ("tr", "table") and self._tables:
             self._tables[-1].end_row(self.text)
         if tag == "table" and self._tables:
@@ -347,8 +344,6 @@ class _Taken:
             return
         if self._open["a"] and data.strip() in _PERMALINKS and (self._address or "").startswith("#"):
             return
-        if self._open["heading"] and not self._heading_read and not self._asides:
-            self.heading.append(data)
         data = data.translate(_NO_MARKS)
         if data and not data.isspace():
             if self._paragraph_ended:
@@ -395,6 +390,4 @@ class _Taken:
 
 
 def _kind(tag: str) -> str:
-    if tag in _UNSEEN:
-        return "unseen"
-    return "heading" if tag in _HEADING else tag
+    return "unseen" if tag in _UNSEEN else tag

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
-from realm.documents.formats.pages import main_heading, page_in, page_record
+from realm.documents.formats.pages import page_in, page_record
 from realm.documents.formats.records import Limits, Record
 from realm.documents.formats.titles import file_title
 
@@ -31,13 +31,13 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     page = page_in(path, MarkdownIt("commonmark").enable("table").render(source))
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
-    yield page_record(path, front.title or main_heading(page), page.text, assumed, fields, headings)
+    yield page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
 
 
 def html(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is the title element, else the first heading, else the file name."""
+    """One record. The title is the title element, else the main heading, else the file name."""
     source, assumed = whole(path, limits, html=True)
     page = page_in(path, source)
     headings = page.headings if limits.headings else ()
-    title = page.title or page.heading
+    title = page.title or page.main_heading
     yield page_record(path, title, page.text, assumed, page.fields, headings)

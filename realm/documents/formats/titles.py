@@ -36,7 +36,7 @@ def without_title(title: str, text: str) -> str:
     return rest.lstrip() if first.strip() == title else text
 
 
-_NAMELESS = re.compile(r"_?index|readme|main|default", re.IGNORECASE)
+_NAMELESS = re.compile(r"index|readme", re.IGNORECASE)
 """Names of files that say nothing about their content."""
 
 

@@ -52,4 +52,4 @@ def _record(where: str, address: str, data: bytes, limits: Limits) -> Record:
         raise Unreadable(where, Reason.DAMAGED, f"{where}: {error}") from None
     if not page.text:
         raise Unreadable(where, Reason.NO_TEXT, f"{where} has no text")
-    return Record(where, page.title or page.heading or address, page.text, address or None, assumed)
+    return Record(where, page.title or page.main_heading or address, page.text, address or None, assumed)

@@ -10,13 +10,13 @@ from pathlib import Path
 from lxml import etree
 
 from realm.documents.formats.archives import archive
-from realm.documents.formats.pages import main_heading, page_record, read_page
+from realm.documents.formats.pages import page_record, read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.documents.formats.titles import sensible_title
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is a sensible title in the metadata, else the first heading, else the file name."""
+    """One record. The title is a sensible title in the metadata, else the main heading, else the file name."""
     need("mammoth", path)
     import mammoth
 
@@ -33,7 +33,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
         ).value
     page = read_page(html)
     headings = page.headings if limits.headings else ()
-    yield page_record(path, title or main_heading(page), page.text, headings=headings)
+    yield page_record(path, title or page.main_heading, page.text, headings=headings)
 
 
 def _title(core: bytes) -> str | None:
