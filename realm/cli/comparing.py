@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from realm.cli.arguments import Commands, Parser, add_command, positive, report, settings
+from realm.cli.arguments import Commands, Parser, add_command, for_terminal, positive, report, settings
 from realm.errors import DivergedError, InputError
 from realm.settings import read_config
 
@@ -185,7 +185,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
     plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title])
     if args.diff:
         for line in checks.disagreements(plan, *args.diff):
-            print(line)
+            print(for_terminal(line))
         return
     # A wrong file is an error now, not after hours of training.
     expected = checks.expected_scores(args.check) if args.check else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from realm.cli.arguments import Commands, Parser, add_command, report, say_where, settings
+from realm.cli.arguments import Commands, Parser, add_command, for_terminal, report, say_where, settings
 from realm.errors import InputError, at_least, check_shares
 from realm.files import write_json_lines
 
@@ -101,7 +101,7 @@ def _review(args: argparse.Namespace) -> None:
     if out.is_dir():
         raise InputError(f"--out {out} is a folder: with --review, give the path of a file")
     decisions = Review(questions, out)
-    review(decisions, _prompted, lambda line: print(line, file=sys.stderr), evidence_of)
+    review(decisions, _prompted, lambda line: print(for_terminal(line), file=sys.stderr), evidence_of)
     report(args, decisions.as_dict())
     say_where(args, "the accepted questions are", out)
 

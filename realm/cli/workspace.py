@@ -6,7 +6,10 @@ import threading
 from pathlib import Path
 
 from realm.cli.arguments import Commands, add_command, report, settings
-from realm.workspace.settings import EVERY, LEAST_PAUSE, SETTLE
+from realm.workspace.settings import EVERY, SETTLE
+
+_LEAST_PAUSE = 0.05
+"""Smallest value of `watch --every`, in seconds; without a pause, a watcher would use a whole core."""
 
 
 def add_commands(commands: Commands) -> None:
@@ -74,8 +77,8 @@ def _seconds(text: str) -> float:
 
 
 def _pause(text: str) -> float:
-    if (seconds := _seconds(text)) < LEAST_PAUSE:
-        raise argparse.ArgumentTypeError(f"{text!r} is below {LEAST_PAUSE} seconds")
+    if (seconds := _seconds(text)) < _LEAST_PAUSE:
+        raise argparse.ArgumentTypeError(f"{text!r} is below {_LEAST_PAUSE} seconds")
     return seconds
 
 

@@ -147,7 +147,7 @@ def _recall(one: Retrieved) -> list[str]:
 def lines(report: TableJson, width: int = 0) -> list[str]:
     """The tables, and what the numbers depend on, as lines for a terminal with `width` columns (0: unknown).
 
-    If a table is wider, its last columns are left out, and a line says so.
+    The last columns of a wider table are left out, and a line below the tables reports it.
     """
     found, left_out = [], False
     for table in tables(report):

@@ -71,8 +71,7 @@ def _opened(
 def _with_file(one: Record, path: Path) -> Record:
     """The record of a file that is one document, with the path and, if there is one, the modification time as fields."""
     fields = {"path": path.as_posix()}
-    with suppress(
-        OSError, OverflowError, ValueError
-    ):  # the file was removed, or has a time that no calendar has
+    # The file can be gone, or have a time that no calendar has.
+    with suppress(OSError, OverflowError, ValueError):
         fields["modified"] = time_text(datetime.fromtimestamp(int(path.stat().st_mtime), UTC))
     return one._replace(fields={**fields, **one.fields})

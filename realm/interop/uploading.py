@@ -13,7 +13,8 @@ from typing import Any, TypedDict, cast
 
 from realm.errors import InputError
 from realm.folders import LOCK
-from realm.interop.object_storage.folder import KB_KIND, local_files, one_version
+from realm.interop.object_storage.folder import local_files, one_version
+from realm.interop.object_storage.listing import KB_KIND
 from realm.interop.sharing import CARD, card, write_hub
 from realm.model.manifest import MANIFEST, model_path, read_manifest
 from realm.store.knowledge_base import KnowledgeBase
@@ -69,7 +70,7 @@ def share(
             stack.enter_context(one_version(Path(kb), KB_KIND))
             if KnowledgeBase.open(kb).keeps_removed_texts():
                 raise InputError(
-                    f"{kb} still has the texts of passages that were deleted or replaced: remove them with "
+                    f"files of {kb} can still have the texts of passages that were deleted or replaced: remove them with "
                     f"`realm kb compact --kb {kb}`, then repeat the command"
                 )
             (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")

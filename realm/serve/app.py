@@ -168,7 +168,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
 
     @api.get("/examples", response_model=schemas.ExamplesOut, responses=documented(429, 503))
     async def examples() -> Response:
-        """Returns a few questions that rules made from the documents; the list may be empty."""
+        """Returns a few questions about the documents; the list may be empty."""
         (done,) = await service.all_of(Kind("examples"), [""])
         return JSONResponse({"questions": done.value})
 

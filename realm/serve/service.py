@@ -30,6 +30,7 @@ class Kind(NamedTuple):
     """Kind of a question; only questions of equal kinds share a batch."""
 
     name: Literal["answer", "retrieve", "fill", "examples"]
+    """"examples" is for the example questions of the corpus: its items are ignored."""
     method: Method = "dense"
     passages: int = 0
     target: str | None = None

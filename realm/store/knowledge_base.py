@@ -434,7 +434,7 @@ class KnowledgeBase:
         return CompactResult(before, _size(self.folder), first.versions + versions, in_use)
 
     def keeps_removed_texts(self) -> bool:
-        """Whether files still have the texts of passages that were deleted or replaced; `compact` removes them."""
+        """Whether files can still have the texts of passages that were deleted or replaced; `compact` removes these texts."""
         return keeps_removed_rows(self.folder / TABLE, self.table)
 
     def verify(self) -> list[str]:

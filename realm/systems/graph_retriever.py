@@ -201,9 +201,8 @@ def examples_of(
         numbers, _ = retrieval.ranking(question.question)
         texts = [passage.text for passage in kb.passages(numbers)]
         (asked,) = tokenizer.encode([question.question])
-        room = (
-            (lengths.reading or lengths.joint) - 1 - body_start(asked, lengths)
-        )  # the last wordpiece is [SEP]
+        # The last wordpiece of a row is [SEP].
+        room = (lengths.reading or lengths.joint) - 1 - body_start(asked, lengths)
         places = [
             [(first, width) for first, width in own if first + width < room]
             for own in pieces_of_answers(question, texts, tokenizer, ANSWER_TOKENS)

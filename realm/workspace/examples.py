@@ -1,4 +1,7 @@
-"""Chooses example questions. Rules also make questions that nobody would ask, so those with the expected answer come first."""
+"""Chooses example questions among those that rules have made.
+
+Some of these questions nobody would ask, so those that are answered as expected come first.
+"""
 
 from collections.abc import Sequence
 

@@ -83,9 +83,9 @@ class Snapshot:
     def kb(self) -> KnowledgeBase:
         return self.answerer.kb
 
-    @cached_property
+    @property
     def documents(self) -> int:
-        return len(np.unique(self.kb.document_keys_N))
+        return len(self._first_N)
 
     def passage(self, id: str) -> Passage:
         """The passage with this id.
@@ -110,10 +110,10 @@ class Snapshot:
 
     @cached_property
     def examples(self) -> list[str]:
-        """A few questions: those of the report of the last fit, else questions that rules make from some of the documents.
+        """A few questions about the documents: those that the last fit has shown, or, without a fit, new ones.
 
-        Questions that are answered as expected are preferred, for which a dozen are answered when the list is first used. The
-        list is empty if the rules make no question.
+        Rules make the new questions when the list is first used, and those that are answered as expected come first. The list
+        is empty if the rules make no question.
         """
         if of_fit := self._examples_of_fit():
             return of_fit
@@ -144,9 +144,12 @@ class Snapshot:
     @cached_property
     def _drawn(self) -> list[Passage]:
         """The first passages of documents that are drawn at random, with a fixed seed, in the order of the draw."""
-        _, first_N = np.unique(self.kb.document_keys_N, return_index=True)
-        chosen = np.random.default_rng(0).permutation(len(first_N))[:_DRAWN]
-        return self.kb.passages(first_N[chosen])
+        return self.kb.passages(np.random.default_rng(0).permutation(self._first_N)[:_DRAWN])
+
+    @cached_property
+    def _first_N(self) -> np.ndarray:
+        """The number of the first passage of each document."""
+        return np.unique(self.kb.document_keys_N, return_index=True)[1]
 
 
 class LivingKnowledge:

@@ -7,8 +7,6 @@ from realm.text.corpus import PassagesConfig
 
 EVERY = 2.0
 """Seconds from one check of the files by a watcher to the next."""
-LEAST_PAUSE = 0.05
-"""Smallest number of these seconds that the command accepts."""
 SETTLE = 2.0
 """Seconds for which a file must stay the same before a watcher applies its change."""
 

@@ -10,6 +10,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,10 +100,11 @@ def test_a_workspace_answers_with_the_model_that_it_was_judged_with(home: Path) 
 def test_no_source_one_record_and_a_folder_that_cannot_be_made_are_one_line(
     home: Path, config: FitConfig
 ) -> None:
+    one_record: Any = {"title": "A", "text": "B."}
     with pytest.raises(InputError, match="no source is given: name at least one file or folder"):
         run(Path("new"), [], config)
     with pytest.raises(InputError, match="records is one record: give a list of records"):
-        realm.load(WS).add({"title": "A", "text": "B."})  # type: ignore[arg-type]
+        realm.load(WS).add(one_record)
     Path("file").touch()
     with pytest.raises(WriteFailed, match="new cannot be written"):
         run(Path("file/new"), ["docs"], config)
@@ -152,11 +154,10 @@ def test_a_fit_of_what_has_not_changed_does_nothing_and_needs_no_torch(home: Pat
 def test_a_file_that_changes_before_the_fit_has_the_lock_is_read_again(
     home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def load(
-        *given: object, **more: object
-    ) -> object:  # after the sources were read, before the lock is taken
+    def load(*given: Any, **more: Any) -> object:
+        """Runs after the sources were read, and before the lock is taken."""
         Path("docs/north/Yarm.txt").write_text(text_of("Yarm", 1492))
-        return load_model(*given, **more)  # type: ignore[arg-type]
+        return load_model(*given, **more)
 
     monkeypatch.setattr(fit_module, "load_model", load)
     report = run(WS, ["docs"], config)

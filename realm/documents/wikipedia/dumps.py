@@ -98,7 +98,7 @@ def add_redirects(path: Path, redirects: KeyTable) -> None:
 def wiki_of(path: Path) -> str:
     """A name that all files of one dump of Wikimedia have in common, such as "enwiki-20260101".
 
-    Any other file counts as a dump of its own, and its path is the name.
+    For a file that is not from Wikimedia, the name is its path.
     """
     found = _OF_WIKIMEDIA.match(path.name)
     return found[1] if found else str(path)

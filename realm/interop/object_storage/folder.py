@@ -9,7 +9,7 @@ from realm.errors import ConflictError, InputError
 from realm.files import read_json
 from realm.folders import one_writer
 from realm.hub import WORKSPACE_PARTS
-from realm.interop.object_storage.listing import PULLED, ListingJson, checked, files_of
+from realm.interop.object_storage.listing import KB_KIND, PULLED, ListingJson, checked, files_of
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.search.stored_bm25 import WORDS
 from realm.store import mapped_arrays, unfinished, vectors
@@ -19,9 +19,6 @@ from realm.store.tables.table import PASSAGES, was_committed
 
 ROWS = re.compile(r"(?P<table>(?:.+/)?[^/]+\.lance)/(?:data|_deletions)/[^/]+")
 """Data files and deletion files of Lance tables, which are never changed after they were written."""
-
-
-KB_KIND = "knowledge base"
 
 
 def kind_of(folder: Path) -> str:

@@ -14,7 +14,8 @@ CONTENTS = "files"
 """Folder of the contents, whose names are their SHA-256."""
 PULLED = "pulled.json"
 """File in a pulled folder that describes the version that was pulled."""
-KINDS = ("knowledge base", "model", "workspace")
+KB_KIND = "knowledge base"
+KINDS = (KB_KIND, "model", "workspace")
 FORMAT = 1
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -146,7 +146,7 @@ def damaged_files(table: lance.LanceDataset, path: Path) -> list[str]:
 
 
 def keeps_removed_rows(path: Path, table: lance.LanceDataset) -> bool:
-    """Whether data files have rows that the newest version does not have, or rows that were rewritten to other files."""
+    """Whether data files have rows that the newest version does not read: deleted rows, and rows that were rewritten."""
     fragments = table.get_fragments()
     used = {file for file, _ in _data_files(path, fragments)}
     stored = {path.parent / name for name in recorded_digests(path) if name.startswith(f"{path.name}/data/")}
