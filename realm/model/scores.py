@@ -19,7 +19,7 @@ def scores(query_BD: Tensor, passage_ND: Tensor, out_BN: Tensor | None = None) -
 def own_scores(query_BD: Tensor, passage_BKD: Tensor) -> Tensor:
     """Scores of every query with its own candidates -> [B, K]."""
     with torch.autocast(query_BD.device.type, enabled=False):
-        return (query_BD.float()[:, None] * passage_BKD.float()).sum(dim=-1)
+        return (query_BD.float()[:, None] * passage_BKD).sum(dim=-1)
 
 
 def log_softmax_inside(score: Tensor, inside: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Exact maximum inner product search: finds the passages whose vectors have the largest inner products with a query vector.
 
-Vectors are stored in float16; scores are float32. There are two ways to search:
+Vectors are stored in float16; scores are float32. There are three ways to search:
 
 - A small index on a CPU has a float32 copy of its vectors. A search for a few queries is one matrix product and `topk`.
+- On a GPU, the float16 prefilter (`half_prefilter.py`) excludes most passages of a large index.
 - All other searches score the passages in chunks, so that the whole matrix [B, N] is never in memory. On a CPU with int8
   dot-product instructions, the int8 prefilter (`int8_prefilter.py`) excludes most passages of a chunk before their vectors
   are read.
@@ -12,11 +13,11 @@ parts: the hits of the parts, merged by `merge_hits`, are the hits of the whole 
 softmax.
 
 Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index, G groups of
-columns, L columns after the last group, M columns that are sorted.
+columns, L columns after the last group, M columns that are sorted, b some of the queries.
 """
 
 from collections.abc import Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,8 +25,8 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.model.scores import scores, weighted_sums
-from realm.search import int8_prefilter, threshold
+from realm.model.scores import own_scores, scores, weighted_sums
+from realm.search import half_prefilter, int8_prefilter, threshold
 from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, Survivors, round_up
 from realm.search.threshold import above_threshold, scratch_buffer
 from realm.tokens.layouts import NULL_PASSAGE
@@ -118,6 +119,7 @@ class MipsIndex:
         self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
         self._float32_ND: Tensor | None = None
         self._int8: Int8Vectors | None = None
+        self._longest: Tensor | None = None
         self._queries_seen = 0
 
     def __len__(self) -> int:
@@ -133,9 +135,11 @@ class MipsIndex:
         return self._vectors_ND.index_select(0, number_n).float()
 
     def prepare(self) -> None:
-        """Makes the float32 copy or the int8 vectors now. If `prepare` is not called, `search` makes them after `WARM_UP`
-        queries."""
+        """Makes the float32 copy or the int8 vectors now, or compiles the kernel of a GPU. If `prepare` is not called, `search`
+        does this after `WARM_UP` queries, or when it needs the kernel."""
         passages, dim = self._vectors_ND.shape
+        if self._longest is None and self._has_half_prefilter(1):
+            self._search_halves(torch.zeros(1, dim, device=self.device), 1)
         if self.device.type != "cpu":
             return
         if self._float32_ND is None and self._vectors_ND.numel() <= FLOAT32_NUMBERS:
@@ -153,7 +157,10 @@ class MipsIndex:
         if self._float32_ND is not None and len(query_BD) * len(self) <= FEW_SCORES:
             # MKL multiplies a tall matrix by a narrow matrix; in the other order, searches with few queries are slower.
             return ranked(scores(self._float32_ND, query_BD).T, k)
-        parts = (self._search(part_BD, k) for part_BD in query_BD.split(QUERIES))
+        if self._has_half_prefilter(k):
+            parts = map(partial(self._search_halves, k=k), query_BD.split(self._queries_at_a_time(k)))
+        else:
+            parts = map(partial(self._search, k=k), query_BD.split(QUERIES))
         return Hits(*map(torch.cat, zip(*parts, strict=True)))
 
     @torch.no_grad()
@@ -234,6 +241,33 @@ class MipsIndex:
             return CHUNK
         memory = torch.cuda.get_device_properties(self.device).total_memory
         return max(GROUP, int(GPU_SHARE * memory) // (4 * max(queries, self._vectors_ND.shape[1])))
+
+    def _has_half_prefilter(self, k: int) -> bool:
+        float16 = self._vectors_ND.dtype == torch.float16
+        return float16 and half_prefilter.is_fast(self.device) and half_prefilter.is_worthwhile(len(self), k)
+
+    def _search_halves(self, query_BD: Tensor, k: int) -> Hits:
+        """Searches with the float16 prefilter; the few queries for which it cannot exclude passages are searched without it."""
+        if self._longest is None:
+            self._longest = half_prefilter.longest(self._vectors_ND)
+        with torch.autocast(self.device.type, enabled=False):
+            number_BM, bound_B = half_prefilter.candidates(query_BD, self._vectors_ND, self._longest, k)
+        place = ranked(own_scores(query_BD, self._vectors_ND[number_BM]), k)
+        best = Hits(place.score_BK, number_BM.gather(1, place.number_BK))
+        doubtful_b = torch.logical_not(best.score_BK[:, -1] > bound_B).nonzero().squeeze(1)
+        if len(doubtful_b):
+            for rows, values in zip(best, self._search(query_BD[doubtful_b], k), strict=True):
+                rows[doubtful_b] = values
+        return best
+
+    def _queries_at_a_time(self, k: int) -> int:
+        """Number of queries whose candidates may be in the memory of a GPU at a time."""
+        if self.device.type != "cuda":
+            return QUERIES
+        passages, dim = self._vectors_ND.shape
+        # The vectors of the candidates in float16 and in float32, and a score per group.
+        memory = half_prefilter.candidate_count(k) * dim * 6 + passages // half_prefilter.GROUP * 2
+        return max(1, int(GPU_SHARE * torch.cuda.get_device_properties(self.device).total_memory) // memory)
 
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]
