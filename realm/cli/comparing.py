@@ -44,7 +44,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help=f"change one setting of [{section}], or with data.NAME=VALUE of [data]; can be given several times",
+            help=f"change one setting of [{section}], or with data.NAME=VALUE of [data]; also of kb, mlm, ict, pretrain and "
+            "finetune, for all rows; can be given several times",
         )
         table.add_argument(
             "--rows", metavar="ROW", nargs="+", help="make only these rows (default: all rows)"
@@ -173,16 +174,20 @@ def _table(args: argparse.Namespace, title: str) -> None:
 
     from realm.cli import run
     from realm.compare import checks, table
-    from realm.compare.plan import Plan
+    from realm.compare.plan import STAGES, Plan
     from realm.compare.rows import TABLES
     from realm.compare.settings import DataConfig, TableConfig
 
-    of_data = [one.removeprefix("data.") for one in args.set if one.startswith("data.")]
-    args.set = [one for one in args.set if not one.startswith("data.")]
-    data, config = read_config(DataConfig, args.config, "data", of_data), settings(args, TableConfig)
+    of_table = {
+        name: tuple(one.removeprefix(f"{name}.") for one in args.set if one.startswith(f"{name}."))
+        for name in ("data", *STAGES)
+    }
+    args.set = [one for one in args.set if one.partition(".")[0] not in of_table]
+    data = read_config(DataConfig, args.config, "data", of_table.pop("data"))
+    config, changed = settings(args, TableConfig), {name: given for name, given in of_table.items() if given}
     if args.rows:
         config = replace(config, rows=tuple(args.rows))
-    plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title])
+    plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)
     if args.diff:
         for line in checks.disagreements(plan, *args.diff):
             print(for_terminal(line))

@@ -215,10 +215,12 @@ def _index(plan: Plan, kb: Path, model: Path, section: Section, name: str) -> St
 
 
 def _command(plan: Plan, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
-    """Arguments of `realm` for a command."""
+    """Arguments of `realm` for a command. `settings` come last, so that they win against the changed settings of the plan."""
+    words = verb.split()
     named = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
+    changed = [part for one in (*plan.changed.get(words[0], ()), *settings) for part in ("--set", one)]
     config = () if plan.preset is None else ("--config", plan.preset)
-    return (*verb.split(), *named, *(part for one in settings for part in ("--set", one)), *config)
+    return (*words, *named, *changed, *config)
 
 
 def manifest_of(folder: Path) -> Path:

@@ -18,8 +18,9 @@ DIR/reports/probe-START[-SEED].json   retrieval and reading of masked facts, of 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from realm.compare.rows import (
     BM25,
@@ -41,13 +42,25 @@ from realm.qa.question_files import read_questions
 from realm.settings import read_config
 from realm.store.settings import KnowledgeBaseConfig
 from realm.train.finetune import FinetuneConfig
+from realm.train.ict import IctConfig
 from realm.train.mlm import MlmConfig
 from realm.train.pretrain import PretrainConfig
+
+T = TypeVar("T")
 
 MADE = "made"
 """Name of the test whose questions are made from the corpus."""
 READING = "reading"
 """Name of the questions of `data.reading` in reports, and the beginning of the names of their files."""
+
+STAGES = {
+    "kb": KnowledgeBaseConfig,
+    "mlm": MlmConfig,
+    "ict": IctConfig,
+    "pretrain": PretrainConfig,
+    "finetune": FinetuneConfig,
+}
+"""Tables of the preset whose settings can be changed for one table -> their settings."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,8 @@ class Plan:
     """Configuration file or preset of every stage; None: default settings."""
     folder: Path
     table: Mapping[str, Row]
+    changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """A name in `STAGES` -> settings, as NAME=VALUE, that differ from the preset."""
 
     # -- what is measured -----------------------------------------------------------------------------------------
 
@@ -137,17 +152,19 @@ class Plan:
         """Checks rows, corpora and question files before the first stage, because a later stage would fail only after hours.
 
         Raises:
-            InputError: a row, a corpus, a question file or a setting of `data.reading` cannot be used; `data.warm_start` is
+            InputError: a row, a corpus, a question file or a setting of a stage cannot be used; `data.warm_start` is
                 false, but `mlm` does not keep the embedder of `data.encoder`; or the index of the row `stale` would never be
                 rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
-        if self.probed() and not read_config(KnowledgeBaseConfig, self.preset, "kb").held_out:
+        for name, config in STAGES.items():
+            self._stage(config, name)
+        if self.probed() and not self._stage(KnowledgeBaseConfig, "kb").held_out:
             raise InputError(
                 "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
                 "in the preset tables"
             )
-        if not self.data.warm_start and read_config(MlmConfig, self.preset, "mlm").embedder_start != "given":
+        if not self.data.warm_start and self._stage(MlmConfig, "mlm").embedder_start != "given":
             raise InputError(
                 "data.warm_start is false, but mlm.embedder_start is not given, so the embedder of data.encoder would be "
                 'replaced: set mlm.embedder_start to "given", as in the preset wikipedia-minilm'
@@ -159,7 +176,7 @@ class Plan:
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         if self.reads_first:
-            read_config(FinetuneConfig, self.preset, "finetune", self.reading_settings)
+            self._stage(FinetuneConfig, "finetune", self.reading_settings)
         every, steps = self.pretrain.refresh.every, self.pretrain.steps
         stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
         if any(not every or factor * every >= steps for factor in stale):
@@ -171,7 +188,10 @@ class Plan:
 
     @property
     def pretrain(self) -> PretrainConfig:
-        return read_config(PretrainConfig, self.preset, "pretrain")
+        return self._stage(PretrainConfig, "pretrain")
+
+    def _stage(self, config: type[T], name: str, further: tuple[str, ...] = ()) -> T:
+        return read_config(config, self.preset, name, (*self.changed.get(name, ()), *further))
 
     @property
     def reads_first(self) -> bool:

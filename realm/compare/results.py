@@ -134,7 +134,8 @@ class MadeBy(TypedDict):
     seeds: list[int]
     answer_seeds: int
     settings: dict[str, Any]
-    """The settings of [compare] or [ablate], and of [data] under the key "data"."""
+    """The settings of [compare] or [ablate], of [data] under the key "data", and those of a stage that differ from the preset
+    under the name of its table."""
     passages: int
     corpus: str
     """Fingerprint of the knowledge base."""

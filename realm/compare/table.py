@@ -295,7 +295,9 @@ def _made_by(plan: Plan, split: Split, reading: Split | None, jobs: int) -> resu
         "jobs": jobs,
         "seeds": list(plan.config.seeds),
         "answer_seeds": plan.config.answer_seeds,
-        "settings": json.loads(json.dumps(asdict(plan.config) | {"data": asdict(plan.data)})),
+        "settings": json.loads(
+            json.dumps({**asdict(plan.config), "data": asdict(plan.data), **plan.changed})
+        ),
         "passages": len(kb),
         "corpus": kb.fingerprint,
         "questions": {

@@ -49,6 +49,36 @@ def test_without_a_warm_start_no_model_is_made_by_the_inverse_cloze_task() -> No
             made.add(name)
 
 
+def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings_of_a_row() -> None:
+    changed = {"pretrain": ("steps=2400", "refresh.every=38"), "kb": ("passage_tokens=64",)}
+    made = Plan(TableConfig(seeds=(0, 1)), DataConfig(), "tables", Path("t"), TABLE_2, changed)
+    assert (made.pretrain.steps, made.pretrain.refresh.every) == (2400, 38)
+    assert commands._build(made, made.kb, "package:realm-mini")[-4:-2] == ("--set", "passage_tokens=64")
+    for name, every in (("realm", 38), ("random-masks", 38), ("stale", 30 * 38)):
+        argv = commands._make_start(made, name, 1).argv
+        given = dict(one.split("=") for flag, one in itertools.pairwise(argv) if flag == "--set")
+        assert (given["steps"], given["seed"], given["refresh.every"]) == ("2400", "1", str(every))
+    assert "steps=2400" not in commands._make_start(made, "ict", 0).argv
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("pretrain.stepz=3", "unknown key stepz"),
+        ("ict.steps=many", "steps: input should be a valid integer"),
+        ("kb.held_out=0", "kb.held_out is 0"),
+        ("pretrain.steps=20", "the index would never be rebuilt"),
+        ("serve.port=1", "unknown key serve"),
+    ],
+)
+def test_a_wrong_setting_of_a_stage_is_refused_before_the_first_stage(
+    setting, message, tmp_path, capsys
+) -> None:
+    code = cli.main(["ablate", "tables", "--dir", str(tmp_path / "t"), "--set", setting])
+    assert code == 2 and message in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+
+
 def test_models_with_a_frozen_passage_encoder_share_the_states_of_passages() -> None:
     names = [name for name, start in STARTS.items() if start.made_by == "pretrain" and not start.other_text]
     for preset, shared in (("wikipedia-minilm", ["states=t/models/states"]), ("wikipedia", [])):
