@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -328,6 +329,17 @@ def for_terminal(text: str) -> str:
     'a[2Jb\\n\\tc'
     """
     return _CONTROLS.sub("", text)
+
+
+def wrapped(line: str) -> str:
+    """The line, broken between words where a terminal on standard output would break it, with the indentation of its start."""
+    columns = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or len(line) <= columns:
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:

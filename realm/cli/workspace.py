@@ -5,7 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
-from realm.cli.arguments import Commands, add_command, report, settings
+from realm.cli.arguments import Commands, add_command, report, settings, wrapped
 from realm.workspace.settings import EVERY, SETTLE
 
 _LEAST_PAUSE = 0.05
@@ -128,4 +128,4 @@ def _fit(args: argparse.Namespace) -> None:
     from realm.workspace.fit import run
 
     found = run(folder, args.sources, config, args.strict)
-    report(args, found, lines(found))
+    report(args, found, list(map(wrapped, lines(found))))

@@ -28,6 +28,7 @@ from realm.progress import progress
 from realm.qa.scoring.metrics import RANKS, RECALL_AT, recall_at
 from realm.search.bm25 import Bm25Index
 from realm.search.exact import PassageIndex
+from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import NULL_PASSAGE
 
@@ -126,9 +127,25 @@ def first_positives_bm25(
     queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
 ) -> np.ndarray:
     """The ranks of `first_positives`, but for a BM25 search with the unmasked words of each query -> [B]."""
-    visible = [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
-    number_BK = Bm25Index(kb.titles, kb.texts()).search(visible, depth + 8).number_BK
+    number_BK = Bm25Index(kb.titles, kb.texts()).search(_unmasked(queries, kb), depth + 8).number_BK
     return _ranks(queries, number_BK, kb.tokens, depth)
+
+
+def first_positives_hybrid(
+    queries: Sequence[MaskedQuery],
+    query_BD: Tensor,
+    index: PassageIndex,
+    kb: KnowledgeBase,
+    depth: int = max(RANKS),
+) -> np.ndarray:
+    """The ranks of `first_positives`, but for a search by vectors and by the unmasked words of each query together -> [B]."""
+    retriever = Retriever(kb, index)
+    _, number_BK = retriever.search(_unmasked(queries, kb), depth + 8, "hybrid", query_BD)
+    return _ranks(queries, number_BK, kb.tokens, depth)
+
+
+def _unmasked(queries: Sequence[MaskedQuery], kb: KnowledgeBase) -> list[str]:
+    return [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
 
 
 def _ranks(

@@ -342,10 +342,16 @@ def _evaluate_passages(
 
 @torch.no_grad()
 def question_ranks(
-    model: Model, kb: KnowledgeBase, index: PassageIndex, questions: Sequence[Question], depth: int
+    model: Model,
+    kb: KnowledgeBase,
+    index: PassageIndex,
+    questions: Sequence[Question],
+    depth: int,
+    method: Method = "dense",
 ) -> np.ndarray:
     """Rank, from 1, of the first passage that contains an answer; 0 if none of the best `depth` passages does -> [B]."""
     ranks = []
+    retriever = Retriever(kb, index)
     for start in range(0, len(questions), 64):
         part = questions[start : start + 64]
         ids = model.tokenizer.encode([q.question for q in part])
@@ -353,8 +359,8 @@ def question_ranks(
             query_BD = model.embedder.query(
                 query_inputs(ids, model.tokenizer, model.lengths).to(model.device)
             )
-        numbers = index.search(query_BD, depth).number_BK.cpu().numpy()
-        for question, row in zip(part, numbers, strict=True):
+        _, number_BK = retriever.search([q.question for q in part], depth, method, query_BD)
+        for question, row in zip(part, number_BK, strict=True):
             ranks.append(first_hit([p.text for p in kb.passages(row)], question))
     return np.array(ranks)
 

@@ -21,7 +21,7 @@ from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
-from realm.qa.probe import first_positives, first_positives_bm25
+from realm.qa.probe import first_positives, first_positives_bm25, first_positives_hybrid
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_bm25, question_ranks
 from realm.qa.scoring.metrics import RANKS, recall_at
@@ -40,6 +40,13 @@ TOLERANCE = 1.0
 """A loss of at most this number of points of recall, or of one query, does not count as worse, unless it is significant."""
 Ranks = dict[str, np.ndarray]
 """Kind of queries -> rank of the first positive of each query, counted from 1; 0 if no positive was found -> [N]."""
+
+
+class ModelRanks(NamedTuple):
+    """The ranks by the vectors of a model, which are compared, and by its vectors and BM25 together, as answers are found."""
+
+    vectors: Ranks
+    hybrid: Ranks
 
 
 class Queries(NamedTuple):
@@ -85,35 +92,44 @@ def ranks_by_bm25(kb: KnowledgeBase, queries: Queries) -> Ranks:
     return found
 
 
-def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, description: str) -> Ranks:
+def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, description: str) -> ModelRanks:
     """Ranks of the first positives by a model that has an index in the knowledge base."""
     model = load_model(path, reader=False).to(choose_device(device))
     index = complete_index(kb, model, path).index
-    found: Ranks = {}
+    found = ModelRanks({}, {})
     total = len(queries.facts) + len(queries.questions)
     with progress(total=total, description=description, unit="query") as bar, autocast(model.device, "auto"):
         if queries.facts:
             query_BD = embed_queries(model, queries.facts)
-            found["masked_facts"] = first_positives(queries.facts, query_BD, index, kb.tokens)
+            found.vectors["masked_facts"] = first_positives(queries.facts, query_BD, index, kb.tokens)
+            found.hybrid["masked_facts"] = first_positives_hybrid(queries.facts, query_BD, index, kb)
             bar.update(len(queries.facts))
         if queries.questions:
-            found["made_questions"] = question_ranks(model, kb, index, queries.questions, max(RANKS))
+            asked = queries.questions
+            found.vectors["made_questions"] = question_ranks(model, kb, index, asked, max(RANKS))
+            found.hybrid["made_questions"] = question_ranks(model, kb, index, asked, max(RANKS), "hybrid")
             bar.update(len(queries.questions))
     return found
 
 
-def tests_of(words: Ranks, start: Ranks, adapted: Ranks | None) -> dict[str, TestJson]:
+def tests_of(words: Ranks, start: ModelRanks, adapted: ModelRanks | None) -> dict[str, TestJson]:
     """Kind of queries -> results for the report."""
-    return {
-        name: {
-            "n": len(start[name]),
+    tests: dict[str, TestJson] = {}
+    for name, rank_N in start.vectors.items():
+        tests[name] = {
+            "n": len(rank_N),
             "bm25": _recall(words[name]),
-            "start": _recall(start[name]),
-            "adapted": None if adapted is None else _recall(adapted[name]),
-            "difference": None if adapted is None else paired_difference(adapted[name], start[name], AT),
+            "start": _recall(rank_N),
+            "start_hybrid": _recall(start.hybrid[name]),
+            "adapted": None,
+            "adapted_hybrid": None,
+            "difference": None,
         }
-        for name in start
-    }
+        if adapted is not None:
+            tests[name]["adapted"] = _recall(adapted.vectors[name])
+            tests[name]["adapted_hybrid"] = _recall(adapted.hybrid[name])
+            tests[name]["difference"] = paired_difference(adapted.vectors[name], rank_N, AT)
+    return tests
 
 
 def verdict(differences: Mapping[str, PairedDifference]) -> tuple[bool, str]:

@@ -20,17 +20,31 @@ KB = "kb"
 MODEL = "model"
 REPORT = "report.json"
 TESTS = {"masked_facts": "masked facts", "made_questions": "made questions"}
+ROWS = {
+    "bm25": "BM25 (words)",
+    "start": "start (vectors)",
+    "start_hybrid": "start + BM25",
+    "adapted": "adapted (vectors)",
+    "adapted_hybrid": "adapted + BM25",
+}
+"""Key of a recall in a report -> its row in the table."""
 Recall = TypedDict("Recall", {"1": float, "5": float, "20": float})
 
 
 class TestJson(TypedDict):
-    """Recall of BM25, of the start model and of the adapted model on one kind of queries."""
+    """Recall of BM25, of the start model and of the adapted model on one kind of queries.
+
+    "hybrid" is the ranking by the vectors of the model and BM25 together, in which answers are found.
+    """
 
     n: int
     bm25: Recall
     start: Recall
+    start_hybrid: NotRequired[Recall]
+    """Earlier versions did not measure hybrid rankings."""
     adapted: Recall | None
     """None if no model was adapted."""
+    adapted_hybrid: NotRequired[Recall | None]
     difference: PairedDifference | None
 
 
@@ -137,8 +151,8 @@ def _table(tests: dict[str, TestJson]) -> list[str]:
     """Recall as a table: a row for BM25 and for each model, a group of columns for each kind of queries."""
     heads = [f"{test['n']:,} {TESTS[name]}" for name, test in tests.items()]
     rows = [["", *heads], ["% found in the top", *[f"{1:>7}{5:>7}{20:>7}" for _ in tests]]]
-    for key, label in (("bm25", "BM25 (words)"), ("start", "start"), ("adapted", "adapted")):
-        found: list[Any] = [test[key] for test in tests.values()]  # type: ignore[literal-required]
+    for key, label in ROWS.items():
+        found: list[Any] = [test.get(key) for test in tests.values()]
         if None not in found:
             rows.append([label, *["".join(f"{one[k]:>7.1f}" for k in ("1", "5", "20")) for one in found]])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

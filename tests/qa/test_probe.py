@@ -10,9 +10,17 @@ from realm.masking.candidates import CandidateRule, choose_candidates, embed_que
 from realm.masking.held_out import held_out, held_out_queries
 from realm.masking.masked_queries import SpanIndex, holds, repeats_text
 from realm.model.folder import load_model
-from realm.qa.probe import ProbeConfig, first_positives, first_positives_bm25, probe, read_queries
+from realm.qa.probe import (
+    ProbeConfig,
+    first_positives,
+    first_positives_bm25,
+    first_positives_hybrid,
+    probe,
+    read_queries,
+)
 from realm.qa.scoring.metrics import recall_at
 from realm.search.bm25 import Bm25Index
+from realm.search.retriever import Retriever
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.store.tiny import holding_out
 from tests.transformers_twin import masked_twin
@@ -98,6 +106,19 @@ def test_first_positives_of_bm25_are_searched_with_the_visible_words(tiny_kb, qu
         row = Bm25Index(tiny_kb.titles, tiny_kb.texts()).search([visible], 28).number_BK[0]
         order.append([n for n in row.tolist() if n >= 0])
     ranks = first_positives_bm25(queries, tiny_kb, 20)
+    assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, 20)
+
+
+def test_first_positives_of_a_hybrid_search_are_those_of_the_search_for_answers(
+    tiny_kb, model, index, queries
+) -> None:
+    vectors, retriever = embed_queries(model, queries), Retriever(tiny_kb, index)
+    order = []
+    for row, query in enumerate(queries):
+        visible = " ".join(w for w in tiny_kb.tokenizer.tokens(query.ids) if w != "[MASK]")
+        _, number_BK = retriever.search([visible], 28, "hybrid", vectors[row : row + 1])
+        order.append(number_BK[0].tolist())
+    ranks = first_positives_hybrid(queries, vectors, index, tiny_kb, 20)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, 20)
 
 

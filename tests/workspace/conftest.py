@@ -125,7 +125,7 @@ def light(monkeypatch: pytest.MonkeyPatch) -> None:
         return {name: np.ones(len(drawn), dtype=np.int64) for name, drawn in kinds.items() if drawn}
 
     monkeypatch.setattr(fit_module.adapt, "train", train)
-    monkeypatch.setattr(judging, "ranks_of", ranks)
+    monkeypatch.setattr(judging, "ranks_of", lambda *given: judging.ModelRanks(ranks(*given), ranks(*given)))
     monkeypatch.setattr(judging, "ranks_by_bm25", ranks)
 
 

@@ -20,8 +20,9 @@ from realm.errors import InputError, WriteFailed
 from realm.folders import one_writer
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
+from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import read_questions
-from realm.qa.question_sets import evaluate_bm25
+from realm.qa.question_sets import evaluate_bm25, evaluate_retrieval
 from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.train import loop
@@ -73,6 +74,11 @@ def test_the_questions_that_judged_the_models_are_kept_and_give_the_same_recall(
     assert len(asked) == judged["n"]
     found = evaluate_bm25(KnowledgeBase.open(WS / "kb"), asked).as_dict()["recall"]
     assert [found[k] for k in ("1", "5", "20")] == [judged["bm25"][k] for k in ("1", "5", "20")]
+    used = "adapted" if saved()["adaptation"]["kept"] else "start"
+    for method, key in (("dense", used), ("hybrid", f"{used}_hybrid")):
+        answerer = Answerer.load(str(WS / "kb"), str(WS / "model"), AnswerConfig())
+        found = evaluate_retrieval(answerer, asked, method).as_dict()["recall"]
+        assert [found[k] for k in ("1", "5", "20")] == [judged[key][k] for k in ("1", "5", "20")]
 
 
 def test_questions_can_be_made_of_some_documents_alone(
@@ -112,8 +118,14 @@ def test_no_source_one_record_and_a_folder_that_cannot_be_made_are_one_line(
 
 def test_the_report_prints_a_table_the_verdict_and_three_questions(fitted: Path) -> None:
     told = lines(saved(fitted / "towns"))
-    rows = [line.split()[0] for line in told[2:5]]
-    assert rows == ["BM25", "start", "adapted"]
+    rows = [line.partition("  ")[0] for line in told[2:7]]
+    assert rows == [
+        "BM25 (words)",
+        "start (vectors)",
+        "start + BM25",
+        "adapted (vectors)",
+        "adapted + BM25",
+    ]
     assert sum(line.startswith("Q  ") for line in told) == sum(line.startswith("A  ") for line in told) == 3
     assert any(line.startswith("the workspace uses the ") for line in told)
 
