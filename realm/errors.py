@@ -119,7 +119,7 @@ def way_out(path: str | os.PathLike[str] | None, error: BaseException) -> str:
         case errno.EROFS:
             return "; give a folder on a file system that can be written to"
         case errno.EACCES | errno.EPERM:
-            return "; give this user write permission (`chmod`, or ask the owner), or give another folder"
+            return "; give this user permission (`chmod`, or ask the owner), or give another path"
     return ""
 
 

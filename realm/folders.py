@@ -14,6 +14,8 @@ from pathlib import Path
 from realm.errors import ConflictError, WriteFailed, reason, way_out
 from realm.files import read_json, write_json
 
+MANIFEST, PASSAGES = "realm.json", "passages.lance"
+"""A file that only the folder of a model has, and a folder that only the folder of a knowledge base has."""
 LOCK = ".lock"
 """Lock file in a folder."""
 _EXCHANGE = 2
@@ -21,6 +23,13 @@ _EXCHANGE = 2
 _NO_EXCHANGE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
 """Error numbers of file systems that cannot exchange two folders."""
 _held = threading.local()
+
+
+def what_it_is(folder: Path) -> str:
+    """ ", it is a model" or ", it is a knowledge base", for the message that refuses the folder; otherwise ""."""
+    if (folder / MANIFEST).is_file():
+        return ", it is a model"
+    return ", it is a knowledge base" if (folder / PASSAGES).is_dir() else ""
 
 
 @contextmanager
@@ -185,7 +194,8 @@ def remove(folder: Path) -> None:
 
 
 def _coming(target: Path) -> Path:
-    return target.with_name(f"{target.name}.replaced")
+    named = target if target.name else target.absolute()  # "." has no name
+    return named.with_name(f"{named.name}.replaced")
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -4,6 +4,7 @@ The settings of a command are a frozen dataclass in the file that uses the setti
 settings of earlier versions are constants now; the attribute `CONSTANTS` of a dataclass has their names and values.
 """
 
+import copy
 import dataclasses
 import json
 import tomllib
@@ -77,9 +78,16 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
                 f"{path}: {section} = {table!r} must be a table: write [{section}] above its keys"
             )
         values = table
+    changed = copy.deepcopy(values)
     for override in overrides:
-        _set(values, override)
-    return config_from(cls, values, where)
+        _set(changed, override)
+    try:
+        return config_from(cls, changed, where)
+    except InputError:
+        if overrides and file is not None:
+            config_from(cls, values, where)  # an error of the file
+            return config_from(cls, changed, "--set")
+        raise
 
 
 def tables_of(file: str) -> set[str]:

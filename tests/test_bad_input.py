@@ -248,7 +248,7 @@ USES = [
 MODELS = {
     "./missing": "./missing",
     "nothing": "nothing (is not a realm model|has no)",
-    "kb": "kb (is not a realm model|has no)",
+    "kb": "kb (is not a model, it is a knowledge base|has no)",
     "m_gpt2": "m_gpt2 is (not a realm model|a 'gpt2' model)",
     "m_bert": "m_bert is not a realm model .*: to make a model from an encoder, run `realm mlm --init m_bert --out ...`",
     "m_database": "m_database/realm.json is damaged",
@@ -269,7 +269,7 @@ KEEPS = [
 KNOWLEDGE_BASES = {
     "missing": "missing is not a knowledge base: make one with `realm kb build",
     "nothing": "nothing is not a knowledge base",
-    "qa": "qa is not a knowledge base",
+    "qa": "qa is not a knowledge base, it is a model",
     "k_other": "k_other(/passages.lance)? (is not a knowledge base|is damaged|cannot be read)",
     "k_tokenizer": "k_tokenizer/tokenizer has fingerprint .*: restore tokenizer",
     "k_cut": "k_cut is damaged: passages.lance/data/.* bytes instead of",
@@ -290,6 +290,53 @@ def test_model_of_another_project_or_damaged_is_one_line(refused, command: str, 
 @pytest.mark.parametrize("command", USES + KEEPS)
 def test_knowledge_base_that_is_none_or_damaged_is_one_line(refused, command: str, kb: str) -> None:
     refused(command.replace("KB", kb).replace("MODEL", "encoder"), KNOWLEDGE_BASES[kb])
+
+
+WRITES = {
+    "evaluate --kb kb --model qa --questions q.jsonl --out kb": "--out kb is a folder: give the path of a file",
+    "evaluate --kb kb --model qa --questions q.jsonl --out .": "is a folder: give the path of a file",
+    "evaluate --kb kb --model qa --questions q.jsonl --out q.jsonl": "--out q.jsonl is also --questions: name another",
+    "evaluate --kb kb --model qa --questions q.jsonl --save-predictions ./q.jsonl": "is also --questions: name another",
+    "evaluate --kb kb --model qa --questions q.jsonl --out q.jsonl/x": "q.jsonl/x cannot be written: .*: Not a directory",
+    "retrieve --kb kb --model qa --questions q.jsonl --out q.jsonl": "is also --questions: name another file",
+    "retrieve --kb kb --model qa --questions q.jsonl --out s3://a/b": "must be on this machine",
+    "probe --kb kb --model qa --out qa": "--out qa is a folder",
+    "kb export --kb kb --out kb": "--out kb is a folder",
+}
+
+
+@pytest.mark.parametrize("command", WRITES)
+def test_file_that_cannot_be_written_is_refused_before_the_work(refused, command: str, monkeypatch) -> None:
+    monkeypatch.setattr("realm.qa.pipeline.Answerer.load", lambda *_: pytest.fail("the work has begun"))
+    refused(command, WRITES[command])
+
+
+PLACES = {
+    "kb info --kb ''": "argument --kb: is empty",
+    "kb info --kb /": "argument --kb: / is the whole file system",
+    f"mlm --kb kb {TINY} --init ''": "argument --init: is empty",
+    "mlm --kb kb --config tiny --out .": "exists: name another --out",
+    "mlm --kb kb --config tiny --out /": "argument --out: / is the whole file system",
+    "kb build '' --out new": "argument SOURCE: is empty",
+    "kb build towns.jsonl --out new --vocab-size 1": "--vocab-size: 1 is not a number from 100 to 1,000,000",
+    "kb build towns.jsonl --out new --vocab-size 99999999999": "is not a number from 100 to 1,000,000",
+    f"mlm --kb kb {TINY} --set encoder.heads=3": "encoder: heads is 3: it must divide hidden, which is ",
+    f"mlm --kb kb {TINY} --set encoder.layers=0": "encoder: layers is 0: it must be 1 or more",
+    f"mlm --kb kb {TINY} --set stpes=3": "realm: --set: unknown key stpes",
+    f"pretrain --kb kb --model encoder {TINY} --set candidates=0": "candidates is 0: it must be 1 or more",
+    "compare tables --check missing.json --dir new": "missing.json does not exist",
+}
+
+
+@pytest.mark.parametrize("command", PLACES)
+def test_empty_and_impossible_arguments_are_one_line(refused, command: str) -> None:
+    refused(command, PLACES[command])
+
+
+def test_knowledge_base_is_found_from_inside_its_folder(home, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(home / "kb")
+    done("kb info --kb .")
+    assert "documents" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("command", USES)

@@ -222,8 +222,8 @@ def test_the_message_of_an_interrupted_command_shows_whether_the_same_command_co
         (
             PermissionError(13, "Permission denied", "/kb"),
             2,
-            "realm: Permission denied: /kb; give this user write permission (`chmod`, or ask the owner), "
-            "or give another folder",
+            "realm: Permission denied: /kb; give this user permission (`chmod`, or ask the owner), "
+            "or give another path",
         ),
         (
             OSError(122, "Disk quota exceeded", "/kb/x"),

@@ -288,7 +288,7 @@ def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: st
         ),
         (OSError(errno.EDQUOT, "Quota exceeded"), "remove files .*`realm kb compact`"),
         (OSError(errno.EROFS, "Read-only file system"), "give a folder .*"),
-        (PermissionError(errno.EACCES, "Permission denied"), "give this user write permission .*"),
+        (PermissionError(errno.EACCES, "Permission denied"), "give this user permission .*"),
         (OSError(errno.EFBIG, "File too large"), r"raise the limit .*`ulimit -f`\)"),
     ],
 )

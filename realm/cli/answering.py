@@ -46,7 +46,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     retrieve.add_method("; bm25 needs no --model")
     retrieve.add_where("retrieve only passages")
-    retrieve.add_out("JSON Lines file")
+    retrieve.add_written("--out", "JSON Lines file", required=True)
 
     answer = add_command(
         commands,
@@ -132,10 +132,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
         metavar="FILE",
         help="score the answers and passages in this JSON Lines file instead of those of a model; needs no --model",
     )
-    evaluate.add_argument(
+    evaluate.add_written(
         "--save-predictions",
-        metavar="FILE",
-        help="write the best answer to each question, the passage of this answer, and the ids of the retrieved passages to "
+        "write the best answer to each question, the passage of this answer, and the ids of the retrieved passages to "
         "this JSON Lines file; if the command is interrupted, repeat the command: known answers are not computed again",
     )
     _add_outcomes(evaluate, "question")
@@ -174,11 +173,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
 
 
 def _add_outcomes(parser: Parser, what: str) -> None:
-    parser.add_argument(
-        "--out",
-        metavar="FILE",
-        help=f"also write the report, with the outcome of each {what}, to this JSON file",
-    )
+    parser.add_written("--out", f"also write the report, with the outcome of each {what}, to this JSON file")
 
 
 def _one_text(text: str) -> str:
@@ -204,8 +199,6 @@ def _retrieve(args: argparse.Namespace) -> None:
     from realm.qa.question_files import read_questions
 
     out = Path(args.out)
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder: give the path of a file")
     questions = read_questions(args.questions, need_answers=False)
     config = settings(args, pipeline.AnswerConfig)
     question_sets.retrieve_to_file(
@@ -277,6 +270,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         evaluated_by, why, unused = _evaluate_model, "", []
     if unused:
         raise InputError(f"{why}: leave out {', '.join(unused)}")
+    args.continues = args.save_predictions is not None
     questions = read_questions(args.questions, regex=args.regex)
     evaluated = evaluated_by(args, questions)
     report_outcomes(args, evaluated.as_dict(), evaluated.outcomes(questions), evaluated.lines())

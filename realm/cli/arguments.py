@@ -2,15 +2,17 @@
 
 import argparse
 import json
+import os
 import re
 import shutil
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from realm.errors import InputError
+from realm.errors import InputError, way_out
 from realm.files import write_json
 from realm.ray_actors import EngineConfig
 from realm.settings import read_config
@@ -33,6 +35,8 @@ class Parser(argparse.ArgumentParser):
         self._in: argparse.Action | None = None
         self._out_is_local = False
         """Whether --out cannot be an address on object storage."""
+        self._written: list[str] = []
+        """Names of the arguments that are files which the command writes."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
@@ -54,10 +58,49 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         if rest and self._subparsers is None:  # the parser of the command knows the command for the message
             self.error(f"unrecognized arguments: {' '.join(rest)}")
+        self._refuse_empty(found)
         self._refuse_addresses(found)
+        for name in ("out", *self._parts):
+            value = getattr(found, name, None)
+            if (
+                isinstance(value, str) and not Path(value).name
+            ):  # "." has no name beside which files can be written
+                setattr(found, name, os.path.abspath(value))
+                if not Path(os.path.abspath(value)).name:
+                    self.error(f"argument --{name}: {value} is the whole file system")
         if self._in is not None:
             self._take_workspace(found)
+        for name in self._written:
+            self._check_written(found, name)
         return found, rest
+
+    def _refuse_empty(self, found: argparse.Namespace) -> None:
+        """Empty arguments come from variables of a shell that are not set."""
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            if value != action.default and "" in (value if isinstance(value, list) else [value]):
+                self.error(f"argument {_name_of(action)}: is empty")
+
+    def _check_written(self, found: argparse.Namespace, name: str) -> None:
+        """Refuses a file that cannot be written, or that the command reads, before the command has worked for hours."""
+        value, flag = getattr(found, name), f"--{name.replace('_', '-')}"
+        if value is None or "://" in value:
+            return
+        path = Path(value)
+        if path.is_dir():
+            raise InputError(f"{flag} {path} is a folder: give the path of a file")
+        folder = next(one for one in path.absolute().parents if one.exists())
+        try:
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            refused = f"{flag} {path} cannot be written: {folder}: {error.strerror}"
+            raise InputError(refused + way_out(folder, error)) from error
+        for action in self._actions:
+            other = getattr(found, action.dest, None)
+            if action.dest in self._written or not isinstance(other, str) or not path.exists():
+                continue
+            if Path(other).exists() and path.samefile(other):
+                raise InputError(f"{flag} {path} is also {_name_of(action)}: name another file")
 
     def _refuse_addresses(self, found: argparse.Namespace) -> None:
         ways = dict.fromkeys(
@@ -105,7 +148,9 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_tagger(
-        self, default: str = PassagesConfig.tagger, on_engine: str = "sources are read and the tagger runs"
+        self,
+        default: str = f"the setting `tagger`, which is {PassagesConfig.tagger}",
+        on_engine: str = "sources are read and the tagger runs",
     ) -> None:
         """Adds --tagger, --processes and the engine. `default` and `on_engine` are parts of the help texts."""
         self.add_argument(
@@ -141,6 +186,11 @@ class Parser(argparse.ArgumentParser):
     def add_init(self, required: bool, metavar: str, help: str) -> None:
         """Adds --init, the model or encoder that a stage starts from."""
         self.add_part("init", "model", required, metavar, help)
+
+    def add_written(self, flag: str, help: str, required: bool = False, addresses: bool = False) -> None:
+        """Declares the flag for a file that the command writes. `addresses`: whether it can be on object storage."""
+        self._written.append(self.add_argument(flag, metavar="FILE", required=required, help=help).dest)
+        self._out_is_local = self._out_is_local or (flag == "--out" and not addresses)
 
     def add_out(self, what: str, addresses: bool = False) -> None:
         """Adds --out, the file or folder that a command writes; `what` is the help text. `addresses`: whether --out can be an
@@ -220,6 +270,10 @@ class Parser(argparse.ArgumentParser):
             default=default,
             help=f"find passages by {ways} (default: {unnamed}){note}",
         )
+
+
+def _name_of(action: argparse.Action) -> str:
+    return "/".join(action.option_strings) or str(action.metavar)
 
 
 def given_flags(args: argparse.Namespace, *names: str) -> list[str]:

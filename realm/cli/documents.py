@@ -89,8 +89,11 @@ def add_documents(verbs: "Commands[Parser]") -> None:
     )
     export.add_where("write only documents", "")
     export.add_kb()
-    export.add_out(
-        "file, .parquet or JSON Lines, or its address on object storage (s3:// gs://)", addresses=True
+    export.add_written(
+        "--out",
+        "file, .parquet or JSON Lines, or its address on object storage (s3:// gs://)",
+        required=True,
+        addresses=True,
     )
 
 
@@ -244,7 +247,5 @@ def _export(args: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _local(out: Path) -> Iterator[Path]:
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder: give the path of a file")
     out.parent.mkdir(parents=True, exist_ok=True)
     yield out

@@ -58,7 +58,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     build.add_argument(
         "--vocab-size",
         metavar="N",
-        type=positive,
+        type=_vocabulary_size,
         help="make a new vocabulary of N wordpieces from the documents, for an encoder that is trained from random weights",
     )
     build.add_tagger()
@@ -161,6 +161,17 @@ class SoundJson(TypedDict):
     problems: list[str]
     lagging: list[str]
     """Indexes without the vectors of passages that were added after the index was built. Such an index is not a problem."""
+
+
+LEAST_PIECES, MOST_PIECES = 100, 1_000_000
+"""Bounds of --vocab-size. A vocabulary needs five special wordpieces and letters, and numbers of wordpieces are in memory."""
+
+
+def _vocabulary_size(text: str) -> int:
+    size = positive(text)
+    if not LEAST_PIECES <= size <= MOST_PIECES:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from {LEAST_PIECES} to {MOST_PIECES:,}")
+    return size
 
 
 def _build(args: argparse.Namespace) -> None:

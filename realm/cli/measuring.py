@@ -69,11 +69,7 @@ def add_runs(parser: Parser) -> None:
         metavar="FILE",
         help="with --beir: measure the rankings in this file, in the format of TREC, instead of those of a model",
     )
-    parser.add_argument(
-        "--save-run",
-        metavar="FILE",
-        help="with --beir: write the rankings to this file in the format of TREC",
-    )
+    parser.add_written("--save-run", "with --beir: write the rankings to this file in the format of TREC")
 
 
 def evaluate_collection(args: argparse.Namespace) -> None:

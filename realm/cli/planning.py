@@ -21,7 +21,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     plan.add_argument(
         "--hardware",
         metavar="FILE",
-        help="TOML file with a table [hardware], or the name of known hardware: h100, h100-x8, h100-x64",
+        help="TOML file with a table [hardware], or the name of known hardware: h100, h100-x8, h100-x64 (required without "
+        "--measure)",
     )
     plan.add_switch(
         "--measure",

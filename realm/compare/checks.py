@@ -1,6 +1,7 @@
 """Compares a table with the report of an earlier run, and the answers of two rows with each other."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
@@ -26,8 +27,10 @@ def expected_scores(file: str) -> dict[str, float]:
     """The scores of a report of an earlier run.
 
     Raises:
-        InputError: the file is not such a report.
+        InputError: the file does not exist, or is not such a report.
     """
+    if not Path(file).exists():
+        raise InputError(f"{file} does not exist")
     try:
         return scores_of(read_json(file))
     except (KeyError, TypeError, AttributeError, RealmError):

@@ -9,12 +9,13 @@ from typing import Any, NotRequired, TypedDict
 from realm.checksums import checksum
 from realm.errors import DamagedError, InputError, RealmError, writing
 from realm.files import read_json, write_json
+from realm.folders import MANIFEST as MANIFEST
+from realm.folders import what_it_is
 from realm.hub import encoder_folder, from_hub
 from realm.model.calibration import Calibration
 from realm.text.corpus import HeldOut
 
 FORMAT = 2
-MANIFEST = "realm.json"
 HELD_OUT = "held_out.json"
 """File in the folder of an encoder: which passages the training held out, and, if known, the sources of the training text."""
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -124,6 +125,8 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if not path.is_dir():
         raise InputError(f"no model at {folder}: the folder does not exist")
     if not is_model(path):
+        if known := what_it_is(path):
+            raise InputError(f"{folder} is not a model{known}")
         raise InputError(
             f"{folder} is not a realm model (it has no {MANIFEST}): to make a model from an encoder, run "
             f"`realm mlm --init {folder} --out ...`"

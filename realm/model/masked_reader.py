@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from realm.checksums import check_folder
-from realm.errors import DamagedError, reason
+from realm.errors import DamagedError, at_least, reason
 from realm.hub import PACKAGED, encoder_folder
 from realm.model.bert import BertConfig, MaskedBert
 from realm.model.bert_files import load_bert, save_bert
@@ -44,6 +44,11 @@ class EncoderConfig:
     """Number of attention heads; must divide `hidden`."""
     positions: int = 512
     """Length of the longest input in wordpieces."""
+
+    def __post_init__(self) -> None:
+        at_least(self, layers=1, hidden=1, heads=1, positions=1)
+        if self.hidden % self.heads:
+            raise ValueError(f"heads is {self.heads}: it must divide hidden, which is {self.hidden}")
 
 
 class MaskedReader(nn.Module):

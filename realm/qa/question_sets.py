@@ -5,6 +5,7 @@ Axis letters: B questions, K passages retrieved, N passages.
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -99,21 +100,22 @@ def retrieve_to_file(
     opened, search = searcher(kb, model, method, config, where)
 
     def lines() -> Iterator[RetrievedJson]:
-        for part in _batches(questions, 64, "retrieve"):
-            scores, numbers = search([q.question for q in part], k)
-            for question, score_K, number_K in zip(part, scores, numbers, strict=True):
-                passages: list[HitJson] = [
-                    {
-                        "id": p.id,
-                        "title": p.title,
-                        "text": p.text,
-                        "score": round(float(score), 6),
-                        "document": p.document_id,
-                        "fields": dict(p.fields),
-                    }
-                    for p, score in zip(opened.passages(number_K[number_K >= 0]), score_K, strict=False)
-                ]
-                yield {"id": question.id, "question": question.question, "passages": passages}
+        with _batches(questions, 64, "retrieve") as parts:
+            for part in parts:
+                scores, numbers = search([q.question for q in part], k)
+                for question, score_K, number_K in zip(part, scores, numbers, strict=True):
+                    passages: list[HitJson] = [
+                        {
+                            "id": p.id,
+                            "title": p.title,
+                            "text": p.text,
+                            "score": round(float(score), 6),
+                            "document": p.document_id,
+                            "fields": dict(p.fields),
+                        }
+                        for p, score in zip(opened.passages(number_K[number_K >= 0]), score_K, strict=False)
+                    ]
+                    yield {"id": question.id, "question": question.question, "passages": passages}
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json_lines(out, lines())
@@ -209,9 +211,8 @@ def ask(
         raise InputError(NEEDS_READER)
     own_passages = _OwnPassages(answerer.kb) if gold else None
     answer = partial(_ask, answerer, method, unanswerable, own_passages)
-    answers = [
-        one for part in _batches(questions, 16, "evaluate") for one in known_or_new(kept, part, answer)
-    ]
+    with _batches(questions, 16, "evaluate") as parts:
+        answers = [one for part in parts for one in known_or_new(kept, part, answer)]
     return Answered(answerer.kb, answers)
 
 
@@ -332,11 +333,12 @@ def _evaluate_passages(
 ) -> evaluation.Report:
     texts: list[list[str]] = []
     titles: list[list[str]] = []
-    for part in _batches(questions, 16, "evaluate"):
-        _, number_BN = search([q.question for q in part], DEPTH)
-        for passages in (kb.passages(row[row >= 0]) for row in number_BN):
-            texts.append([passage.text for passage in passages])
-            titles.append([passage.title for passage in passages])
+    with _batches(questions, 16, "evaluate") as parts:
+        for part in parts:
+            _, number_BN = search([q.question for q in part], DEPTH)
+            for passages in (kb.passages(row[row >= 0]) for row in number_BN):
+                texts.append([passage.text for passage in passages])
+                titles.append([passage.title for passage in passages])
     return evaluation.evaluate(None, texts, questions, DEPTH, scoring, titles)
 
 
@@ -365,8 +367,16 @@ def question_ranks(
     return np.array(ranks)
 
 
-def _batches(questions: Sequence[Question], size: int, description: str) -> Iterator[Sequence[Question]]:
+@contextmanager
+def _batches(
+    questions: Sequence[Question], size: int, description: str
+) -> Iterator[Iterator[Sequence[Question]]]:
+    """The questions in batches, with a progress bar that ends with the `with` block, also after Ctrl-C."""
     with progress(total=len(questions), description=description, unit="question") as bar:
-        for start in range(0, len(questions), size):
-            yield questions[start : start + size]
-            bar.update(len(questions[start : start + size]))
+
+        def parts() -> Iterator[Sequence[Question]]:
+            for start in range(0, len(questions), size):
+                yield questions[start : start + size]
+                bar.update(len(questions[start : start + size]))
+
+        yield parts()

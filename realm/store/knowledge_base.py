@@ -34,7 +34,7 @@ from lance.fragment import FragmentMetadata
 
 from realm import distributed
 from realm.errors import InputError, reason, shortened
-from realm.folders import one_writer, restore
+from realm.folders import one_writer, restore, what_it_is
 from realm.keys import Lookup, hex_id, key_of
 from realm.store import unfinished, vectors
 from realm.store.add import AddResult, add
@@ -146,6 +146,8 @@ class KnowledgeBase:
         folder = Path(folder)
         restore(folder)
         if newest_version(folder / TABLE) is None:
+            if known := what_it_is(folder):
+                raise InputError(f"{folder} is not a knowledge base{known}")
             raise InputError(
                 f"{folder} is not a knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
             )

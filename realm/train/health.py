@@ -182,6 +182,14 @@ class HealthWatch:
                 f"is {self.config.gate}: train the reader longer with `realm mlm`, or lower health.gate"
             )
 
+    def say_untrained(self) -> None:
+        """Prints a line if the retriever was never trained, because the reader stayed below the gate."""
+        if not self.reader_ready:
+            self.run.report(
+                f"the retriever was not trained: the positive gap of the reader did not reach the gate ({self.config.gate:g} "
+                "nats); train the reader longer with `realm mlm`, take more steps, or lower health.gate"
+            )
+
     def _embed(self, model: Model) -> Tensor:
         with self.run.autocast():
             return embed_queries(model, self.queries)

@@ -26,6 +26,8 @@ from realm.tokens.layouts import passage_inputs, query_inputs
 from realm.train.loop import StartedFrom, TrainRun
 from realm.train.run_config import RunConfig, generator
 
+LEAST_DRAWN = 256
+"""Smallest number of passages that are drawn for a batch, because many passages may have only one sentence."""
 REMOVAL = 0.9
 """Share of sentences that are removed from their passage."""
 
@@ -99,7 +101,7 @@ def cloze_vectors(
     Each rank embeds its share of the sentences and passages, and receives the vectors of the other ranks.
     """
     lengths = replace(model.lengths, query=rule.query_tokens or model.lengths.query)
-    drawn = rng.choice(passages, min(4 * rule.size, len(passages)), replace=False)
+    drawn = rng.choice(passages, min(max(4 * rule.size, LEAST_DRAWN), len(passages)), replace=False)
     sentences, titles, bodies = cloze_pairs(tokens, drawn, rule, rng)
     queries = query_inputs(distributed.shard(sentences), model.tokenizer, lengths).to(model.device)
     inputs = passage_inputs(

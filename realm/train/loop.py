@@ -71,6 +71,8 @@ SHOWN = (
     "accuracy", "recall_read", "retriever_loss",
 )  # fmt: skip
 """Numbers that the progress bar shows, if a stage logs them."""
+DATA = ("init", "kb", "text", "questions")
+"""Names of `settings` that say which data a stage was given; the others are settings of the stage."""
 LOCK_PATIENCE = 10.0
 """Seconds that a run waits for the lock of its folder, because a killed run may need some seconds to end."""
 
@@ -273,11 +275,14 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             self._old_handlers[number] = signal.signal(number, note)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
         self._close_logs()
         if distributed.is_main_process():
+            refused = kind is not None and issubclass(kind, RealmError)
+            if refused and self.step == 0 and not self._checkpoints.files():
+                shutil.rmtree(self.folder)
             self._lock.close()
         del self._averaging  # holds the process group
         distributed.shutdown()
@@ -298,7 +303,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         main = distributed.is_main_process()
         with contextlib.ExitStack() as undo:
             if main:
-                self._check_settings()
+                self.folder.mkdir(parents=True, exist_ok=True)
                 self._lock = (self.folder / "lock").open("ab")
                 undo.callback(self._lock.close)
                 self._take_lock()
@@ -308,6 +313,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     raise ConflictError(
                         f"{self.folder} was removed while this command was starting: repeat the command"
                     )
+                self._check_settings()
                 self._checkpoints.remove_unfinished()
                 write_json(self.folder / "settings.json", self.settings)
             distributed.barrier()
@@ -339,29 +345,25 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         return int(saved["metrics_offset"])
 
     def _check_settings(self) -> None:
-        """Compares the settings with those of an interrupted run, and creates the folder."""
+        """Compares the settings with those of an interrupted run. Without a checkpoint, there is no run to continue."""
+        if not self._checkpoints.files():
+            return
         settings_file = self.folder / "settings.json"
-        if settings_file.exists() or self._checkpoints.files():
-            try:
-                before = dict(read_json(settings_file))
-            except (RealmError, TypeError, ValueError) as error:
-                raise DamagedError(
-                    f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
-                    f"put the file back, or remove {self.folder} to start again"
-                ) from error
-            # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default
-            # value.
-            defaults = {**self.settings, **_plain(asdict(type(self.config)()))}
-            before = _with_defaults(without_constants(type(self.config), before, self.folder), defaults)
-            if before != self.settings:
-                changed = sorted(
-                    k for k in before.keys() | self.settings.keys() if before.get(k) != self.settings.get(k)
-                )
-                raise OtherSettings(
-                    f"{self.folder} contains an interrupted run with other settings ({', '.join(changed)}): "
-                    "repeat the command of that run to continue it, or remove the folder to start again"
-                )
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            before = dict(read_json(settings_file))
+        except (RealmError, TypeError, ValueError) as error:
+            raise DamagedError(
+                f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
+                f"put the file back, or remove {self.folder} to start again"
+            ) from error
+        # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default.
+        defaults = {**self.settings, **_plain(asdict(type(self.config)()))}
+        before = _with_defaults(without_constants(type(self.config), before, self.folder), defaults)
+        if before != self.settings:
+            raise OtherSettings(
+                f"{self.folder} contains an interrupted run {_differing(before, self.settings)}: repeat the command of that "
+                "run to continue it, or remove the folder to start again"
+            )
 
     def _take_lock(self) -> None:
         end = time.monotonic() + LOCK_PATIENCE
@@ -390,9 +392,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         for step, numbers in self._means.read():
             for what, value in (("loss", numbers["loss"]), ("gradient", numbers["gradient_norm"])):
                 if not math.isfinite(value):
-                    raise DivergedError(
-                        f"{what} is {value} at step {step}: lower the learning rate; the last checkpoint is in {self.folder}"
-                    )
+                    advice = "lower the learning rate"
+                    if distributed.is_main_process() and self._checkpoints.files():
+                        advice += f", and name another --out: {self.folder} has the last checkpoint before this step"
+                    raise DivergedError(f"{what} is {value} at step {step}: {advice}")
 
     def _checkpoint_is_due(self) -> bool:
         """Whether the last checkpoint is old enough, by the clock of rank 0: all ranks save sharded weights together."""
@@ -436,6 +439,16 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON gives them back: tuples become lists."""
     return dict(json.loads(json.dumps(settings)))
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """How an interrupted run differs from a command, for the message that refuses to continue it."""
+    if before.get("stage") != now["stage"]:
+        return f"of `realm {before.get('stage')}`"
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if set(changed) <= set(DATA):
+        return f"with other data, or with data that have changed since ({', '.join(changed)})"
+    return f"with other settings ({', '.join(changed)})"
 
 
 def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

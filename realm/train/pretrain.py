@@ -133,9 +133,9 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, ict=0, ict_batch=1)
+        at_least(self, ict=0, ict_batch=1, candidates=1, injected=0)
         check_shares(self, "titled", "ict_titled")
-        if not 0 <= self.injected < self.candidates:
+        if self.injected >= self.candidates:
             raise ValueError(
                 f"injected is {self.injected}: one of {self.candidates} candidates is the null passage, so at most "
                 f"{self.candidates - 1} can be injected"
@@ -242,6 +242,7 @@ def train(
             built = refresher.build_final(model, run.step)  # the last weights are checked too
             version = watch.after_step(built, version)
         refresher.publish_final(model, run.step, version, out)  # into the knowledge base
+        watch.say_untrained()
         return run.finish()
 
 

@@ -123,7 +123,7 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
             ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
             "no question is left for train",
         ),
-        (["--check", "absent.json"], "absent.json is not a report"),
+        (["--check", "absent.json"], "absent.json does not exist"),
         (["--check", "q.jsonl"], "q.jsonl is not a report"),
         (["--diff", "orqa", "atlas"], "no row 'atlas'"),
         (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),

@@ -88,7 +88,7 @@ def test_stopped_run_does_not_go_on_with_other_questions(
     tiny_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     stopped_at(1, monkeypatch, lambda: train(tiny_kb, tmp_path / "out", tiny_model_folder))
-    with pytest.raises(RealmError, match=r"other settings \(questions\)"):
+    with pytest.raises(RealmError, match=r"data that have changed since \(questions\)"):
         train(tiny_kb, tmp_path / "out", tiny_model_folder, dev=DEV[1:])
 
 

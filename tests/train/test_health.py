@@ -207,6 +207,18 @@ def test_gate_that_never_opens_ends_the_run_in_one_line(start, see) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("gap", "says"), [(0.5, True), (2.5, False)])
+def test_run_that_ends_below_the_gate_says_that_the_retriever_was_not_trained(
+    start, see, gap, says, capsys
+) -> None:
+    see["gap"] = gap
+    watch, run, first = start()
+    run.advance()
+    watch.after_step(None, first)
+    watch.say_untrained()
+    assert ("the retriever was not trained" in capsys.readouterr().err) == says
+
+
 @pytest.mark.parametrize("config", [{"needs_reader": False}, {"gate": 0.0}])
 def test_gate_is_open_where_none_is_asked_for(start, see, config) -> None:
     see["gap"] = 0.0

@@ -13,7 +13,7 @@ from realm.model.folder import load_model, save_model
 from realm.store.schema import PassageTokens, Ragged
 from realm.text.corpus import HeldOut
 from realm.train import ict
-from realm.train.ict import ClozeRule, IctConfig, cloze_pairs
+from realm.train.ict import ClozeRule, IctConfig, cloze_pairs, cloze_vectors
 from tests.train.stages import CONTRACT, assert_same_result, changed, metrics, stopped_at, tiny
 
 
@@ -121,6 +121,15 @@ def test_corpus_of_single_sentences_is_one_line() -> None:
     with pytest.raises(InputError, match="none of 2 passages has two sentences") as error:
         cloze_pairs(corpus([[1]], [[2]]), np.arange(2), ClozeRule(2, 1.0), np.random.default_rng(0))
     assert "\n" not in str(error.value)
+
+
+def test_small_batch_is_found_among_many_passages_with_one_sentence(tiny_model) -> None:
+    tokens = corpus([[7, 8], [9]], *[[[7]]] * 40)
+    for seed in range(20):
+        query_BD, passage_BD = cloze_vectors(
+            tiny_model, tokens, np.arange(41), ClozeRule(2, 1.0), np.random.default_rng(seed)
+        )
+        assert len(query_BD) == len(passage_BD) == 1
 
 
 # -- the stage

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from realm.errors import RealmError
+from realm.errors import InputError, RealmError
 from realm.model import device
 from realm.model.folder import Model, load_model
 from realm.settings import config_from
@@ -105,6 +105,51 @@ def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> 
         train(load_model(tiny_model_folder), out, config(seed=1, dropout=0.0))
     assert "\n" not in str(error.value)
     train(load_model(tiny_model_folder), out, config())
+
+
+def test_run_without_a_checkpoint_is_not_in_the_way_of_other_settings(tiny_model_folder, tmp_path) -> None:
+    out = tmp_path / "out"
+    out.with_name("out.training").mkdir()
+    (tmp_path / "out.training" / "settings.json").write_text('{"stage": "toy", "seed": 7}')
+    train(load_model(tiny_model_folder), out, config())
+    assert out.is_dir() and not out.with_name("out.training").exists()
+
+
+def test_run_that_is_refused_before_its_first_step_leaves_no_folder(tiny_model, tmp_path) -> None:
+    with (
+        pytest.raises(InputError, match="too few passages"),
+        TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1}),
+    ):
+        raise InputError("too few passages")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_of_another_stage_or_with_other_data_is_named(tiny_model_folder, tmp_path) -> None:
+    out, file = tmp_path / "out", tmp_path / "out.training" / "settings.json"
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), out, config(), before_update=at(4, stop))
+    saved = json.loads(file.read_text())
+    for change, message in (
+        ({"stage": "pretrain", "candidates": 8}, "an interrupted run of `realm pretrain`: repeat"),
+        ({"kb": "1234"}, r"with other data, or with data that have changed since \(kb\): repeat"),
+    ):
+        file.write_text(json.dumps(saved | change))
+        with pytest.raises(RealmError, match=message):
+            train(load_model(tiny_model_folder), out, config())
+
+
+def test_live_run_with_other_settings_is_in_use_and_not_interrupted(
+    tiny_model, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
+    with pytest.raises(KeyboardInterrupt):
+        train(load_model(tiny_model_folder), tmp_path / "out", config(), before_update=at(4, stop))
+    parts = {tiny_model.embedder.query: 0.1}
+    with (
+        TrainRun("toy", tmp_path / "out", config(), tiny_model, parts, {"data": "rows"}),
+        pytest.raises(RealmError, match="is in use by another run"),
+    ):
+        TrainRun("toy", tmp_path / "out", config(seed=1), tiny_model, parts, {"data": "rows"})
 
 
 def test_existing_out_is_refused_and_left_alone(tiny_model, tmp_path) -> None:

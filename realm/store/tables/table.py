@@ -33,13 +33,13 @@ from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 from lance.schema import LanceSchema
 
 from realm.errors import ConflictError, InputError, RealmError, WriteFailed, reason, writing
+from realm.folders import PASSAGES as PASSAGES
 from realm.folders import one_writer
 from realm.progress import progress
 from realm.store.tables.digests import changed_files, record, recorded_digests, refuse_damaged
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-PASSAGES = "passages.lance"
 """The table of passages in a knowledge base."""
 TRIES = 5
 """Largest number of attempts at a change, if other processes change the same tables at the same time."""
