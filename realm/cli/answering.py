@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -292,6 +293,9 @@ def _evaluate_model(args: argparse.Namespace, questions: "Sequence[Question]") -
         return question_sets.evaluate_bm25(KnowledgeBase.open(args.kb), questions, SCORINGS[args.scoring])
     answerer = pipeline.Answerer.load(args.kb, args.model, config)
     if args.retrieval_only or (answerer.model.span_reader is None and not needs_answers):
+        if not args.retrieval_only:
+            note = f"{args.model} has no span reader, so only passages are measured"
+            print(f"{args.called}: {note}", file=sys.stderr)
         return question_sets.evaluate_retrieval(answerer, questions, args.method, SCORINGS[args.scoring])
     flags = (args.method, args.unanswerable, args.gold)
     if args.save_predictions is None:

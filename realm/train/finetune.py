@@ -246,6 +246,7 @@ def train(
                     sampled_loss, taught = sampled_reader_loss(reader, rows, span_RWT, reader_loss, rng)
                 share = own_share(logit_bX, counted_bX)
                 reader_loss, sampled_loss = share * reader_loss, share * sampled_loss
+            run.state["answers"] = run.state.get("answers", 0) + int(holds_BN.any(axis=1).sum())
             run.update(
                 retriever_loss + reader_loss + sampled_loss,
                 {
@@ -271,6 +272,10 @@ def train(
         best.restore()
         if moves:
             refresher.publish_final(model, run.step, version, out)
+        if run.state.get("answers") == 0:
+            run.report(
+                "nothing was learned: no passage that was found for a training question contained one of its answers"
+            )
         return run.finish()
 
 

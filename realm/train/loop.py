@@ -254,7 +254,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             self.model.save(self.out, [log for log in logs if log.exists()])
             # The lock is still held, so that no other run can resume from a checkpoint of this complete run.
             shutil.rmtree(self.folder)
-            took = f"{self.step:,} steps in {duration(self.seconds())}"
+            took = f"{self.step:,} step{'s' * (self.step != 1)} in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.barrier()
         return self.out
@@ -359,6 +359,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default.
         defaults = {**self.settings, **_plain(asdict(type(self.config)()))}
         before = _with_defaults(without_constants(type(self.config), before, self.folder), defaults)
+        if _same_folder(before.get("init"), self.settings.get("init")):
+            before["init"] = self.settings["init"]
         if before != self.settings:
             raise OtherSettings(
                 f"{self.folder} contains an interrupted run {_differing(before, self.settings)}: repeat the command of that "
@@ -439,6 +441,12 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as JSON gives them back: tuples become lists."""
     return dict(json.loads(json.dumps(settings)))
+
+
+def _same_folder(one: Any, other: Any) -> bool:
+    """Whether two values of `init` are names of one folder, such as "model" and "./model"."""
+    folders = isinstance(one, str) and isinstance(other, str) and os.path.isdir(one) and os.path.isdir(other)
+    return folders and os.path.samefile(one, other)
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -72,6 +72,16 @@ def test_metrics_have_the_keys_of_the_contract_and_the_dev_scores(made) -> None:
     assert 0 < logged["recall_read"] <= 1 and 0 < logged["readable"] <= 1
 
 
+def test_questions_without_an_answer_in_any_passage_are_named_at_the_end(
+    tiny_kb, tiny_model_folder, tmp_path, capsys, made
+) -> None:
+    nowhere = [Question("n", "on which river lies Arden?", ("Zzyzx",))]
+    finetune.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), nowhere, DEV)
+    assert "nothing was learned: no passage that was found" in capsys.readouterr().err
+    train(tiny_kb, tmp_path / "learned", tiny_model_folder)
+    assert "nothing was learned" not in capsys.readouterr().err
+
+
 def test_same_seed_gives_the_same_model(made, tiny_kb, tiny_model_folder, tmp_path) -> None:
     assert_same_result(train(tiny_kb, tmp_path / "again", tiny_model_folder), made)
 

@@ -107,6 +107,21 @@ def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> 
     train(load_model(tiny_model_folder), out, config())
 
 
+def test_run_goes_on_when_its_model_is_named_by_another_path(
+    tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tiny_model_folder.parent)
+    out = tmp_path / "out"
+    for init, stops in ((tiny_model_folder.name, True), (str(tiny_model_folder), False)):
+        model = load_model(tiny_model_folder)
+        part = {model.embedder.query: 0.1}
+        with TrainRun("toy", out, config(), model, part, {"init": init}) as run:
+            assert run.step == (0 if stops else 2)
+            if stops:
+                run.step = 2
+                run._save_checkpoint()
+
+
 def test_run_without_a_checkpoint_is_not_in_the_way_of_other_settings(tiny_model_folder, tmp_path) -> None:
     out = tmp_path / "out"
     out.with_name("out.training").mkdir()
