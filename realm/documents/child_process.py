@@ -1,8 +1,8 @@
 """Runs the readers of binary formats in a child process, so that a hostile file cannot harm the caller.
 
-Word and EPUB files are compressed archives, which can expand without limit; so can Parquet and Arrow files. The libraries that
-read Parquet, Arrow, PDF and ZIM files are written in C++, and a damaged file can crash them. If a file takes too much time or
-memory, or crashes its reader, this file is left out, and a new child process reads the next file.
+Office and EPUB files are compressed archives, which can expand without limit; so can Parquet and Arrow files. The libraries
+that read Parquet, Arrow, PDF and ZIM files are written in C++, and a damaged file can crash them. If a file takes too much
+time or memory, or crashes its reader, this file is left out, and a new child process reads the next file.
 The output of the child process is JSON, with one line per page or record.
 """
 
@@ -32,6 +32,10 @@ MODULES = {
     ".arrow": "realm.documents.formats.columns",
     ".pdf": "realm.documents.formats.pdf",
     ".docx": "realm.documents.formats.word",
+    ".pptx": "realm.documents.formats.slides",
+    ".xlsx": "realm.documents.formats.workbooks",
+    ".xls": "realm.documents.formats.workbooks",
+    ".ods": "realm.documents.formats.workbooks",
     ".epub": "realm.documents.formats.epub",
     ".eml": "realm.documents.formats.mail",
     ".zim": "realm.documents.wikipedia.zim",

@@ -5,10 +5,14 @@ Python's `zipfile` decompresses no more bytes of a part than the archive declare
 
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from lxml import etree
 
 from realm.documents.formats.records import Limits, Reason, Unreadable
+from realm.documents.formats.titles import sensible_title
 from realm.errors import first_line
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
@@ -64,4 +68,34 @@ def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
         )
 
 
+def xml_part(path: Path, parts: zipfile.ZipFile, name: str) -> Any:
+    """The root element of a part.
+
+    Raises:
+        Unreadable: the part is missing, or is not XML.
+    """
+    if name not in parts.NameToInfo:
+        raise Unreadable(path, Reason.DAMAGED, f"{path} cannot be read: {name} is missing")
+    try:
+        return etree.fromstring(parts.read(name), _safe_parser())
+    except etree.XMLSyntaxError as error:
+        raise Unreadable(path, Reason.DAMAGED, f"{path}: {name} is not XML ({error.msg})") from None
+
+
+def office_title(parts: zipfile.ZipFile) -> str:
+    """A sensible title in the metadata of an office document; otherwise ""."""
+    for name in ("docProps/core.xml", "meta.xml"):  # of Microsoft, of OpenDocument
+        if name in parts.NameToInfo:
+            with suppress(etree.XMLSyntaxError):
+                return sensible_title(
+                    etree.fromstring(parts.read(name), _safe_parser()).findtext(f".//{_TITLE}")
+                )
+    return ""
+
+
+def _safe_parser() -> Any:
+    return etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
+
+
+_TITLE = "{http://purl.org/dc/elements/1.1/}title"
 MARKUP = (".xml", ".rels", ".opf", ".xhtml", ".html", ".htm")

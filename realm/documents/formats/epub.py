@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from lxml import etree
-
-from realm.documents.formats.archives import archive
+from realm.documents.formats.archives import archive, xml_part
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import Heading, page_record, read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
@@ -26,10 +24,10 @@ _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"
 def read(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is that of the package document, the first main heading of a chapter, or the file name."""
     with archive(path, limits, "EPUB") as parts:
-        package = _attributes(_xml(path, parts, _CONTAINER), "rootfile", "full-path")
+        package = _attributes(xml_part(path, parts, _CONTAINER), "rootfile", "full-path")
         if not package:
             raise Unreadable(path, Reason.DAMAGED, f"{path}: {_CONTAINER} has no path of a package document")
-        book = _xml(path, parts, package[0])
+        book = xml_part(path, parts, package[0])
         chapters = _chapters(book, package[0])
         if set(chapters) & _encrypted(path, parts):
             raise Unreadable(
@@ -63,21 +61,13 @@ def _encrypted(path: Path, parts: zipfile.ZipFile) -> set[str]:
     """Names of the encrypted parts. In many books these are only fonts, which are not read."""
     if _ENCRYPTION not in parts.NameToInfo:
         return set()
-    return {unquote(name) for name in _attributes(_xml(path, parts, _ENCRYPTION), "CipherReference", "URI")}
+    return {
+        unquote(name) for name in _attributes(xml_part(path, parts, _ENCRYPTION), "CipherReference", "URI")
+    }
 
 
 def _attributes(root: Any, element: str, name: str) -> list[str]:
     return [found.get(name) for found in root.iterfind(f".//{{*}}{element}[@{name}]")]
-
-
-def _xml(path: Path, parts: zipfile.ZipFile, name: str) -> Any:
-    if name not in parts.NameToInfo:
-        raise Unreadable(path, Reason.DAMAGED, f"{path} is not an EPUB: {name} is missing")
-    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False)
-    try:
-        return etree.fromstring(parts.read(name), parser)
-    except etree.XMLSyntaxError as error:
-        raise Unreadable(path, Reason.DAMAGED, f"{path}: {name} is not XML ({error.msg})") from None
 
 
 def _markup(path: Path, parts: zipfile.ZipFile, name: str) -> str:

@@ -6,7 +6,7 @@ first line names the columns, unless it looks like a row.
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _PARTS = frozenset(("title", "text"))
 """Columns of a table with a record per row."""
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
-_LONGEST_NAME = 80
+LONGEST_NAME = 80
 """Most characters of the name of a column; a first line with a longer cell is a row."""
 
 
@@ -79,17 +79,17 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 if (line := next(lines, None)) is None:
                     raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
                 heading, number = line, number + 1
-            headings = {one: _names(next(csv.reader([heading], delimiter=one))) for one in separators}
-            separator = max(separators, key=lambda one: (_has_parts(headings[one]), len(headings[one])))
+            headings = {one: column_names(next(csv.reader([heading], delimiter=one))) for one in separators}
+            separator = max(separators, key=lambda one: (has_parts(headings[one]), len(headings[one])))
             names = headings[separator]
-            has_parts = _has_parts(names)
-            if not has_parts and (_PARTS & present_names(names).keys()):
+            per_row = has_parts(names)
+            if not per_row and (_PARTS & present_names(names).keys()):
                 raise Unreadable(
                     path, Reason.FIELDS, f"{path}: the first line has no column {_missing(names)}"
                 )
             columns = [" ".join(name.split()) for name in names]
             before = number
-            if not has_parts and _looks_like_a_row(columns):
+            if not per_row and _looks_like_a_row(columns):
                 lines, before, columns = chain([heading], lines), number - 1, [""] * len(names)
             rows = csv.reader(lines, delimiter=separator)
             sentences, length = [], 0
@@ -99,7 +99,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 if len(row) != len(names):
                     message = f"{where}: {len(row)} columns, but {len(names)} in the first line"
                     yield Unreadable(where, Reason.FIELDS, message)
-                elif has_parts:
+                elif per_row:
                     found = record(where, _values(names, row))
                     yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
                 elif any(cells := [" ".join(cell.split()) for cell in row]):
@@ -110,7 +110,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
             if sentences:
                 text = "\n".join(sentences)
                 yield Record(str(path), file_title(path), text, path.as_posix(), assumed)
-            elif not has_parts:
+            elif not per_row:
                 raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
         except UnicodeDecodeError as error:
             raise Unreadable(path, Reason.ENCODING, f"{path} is not {encoding} ({error.reason})") from None
@@ -119,19 +119,19 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
             raise Unreadable(path, reason, f"{path}:{number}: {first_line(error)}") from None
 
 
-def _names(heading: Sequence[str]) -> list[str]:
+def column_names(heading: Iterable[str]) -> list[str]:
     """The names of the columns. "Title", "Text" and "ID" are written in small letters, as the columns of documents are."""
     known = {name for names in FIELD_NAMES.values() for name in names}
-    small = [name.strip().lower() for name in heading]
-    return [low if low in known else name for name, low in zip(heading, small, strict=True)]
+    return [low if (low := name.strip().lower()) in known else name for name in heading]
 
 
 def _looks_like_a_row(columns: Sequence[str]) -> bool:
     """Whether the first line has a long cell, or begins with a number."""
-    return any(len(one) > _LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
+    return any(len(one) > LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
 
 
-def _has_parts(names: Sequence[str]) -> bool:
+def has_parts(names: Sequence[str]) -> bool:
+    """Whether a table with these columns is a record per row."""
     return present_names(names).keys() >= _PARTS
 
 

@@ -1,0 +1,121 @@
+"""Workbooks (.xlsx, .xls, .ods): the rows of their visible sheets as text. calamine reads the cells.
+
+A sheet with the columns "title" and "text" is a record per row, as such a CSV file. The other sheets are one record, in which
+each row is a sentence.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, time
+from pathlib import Path
+from typing import Any
+
+from realm.documents.formats.archives import archive, office_title
+from realm.documents.formats.pages import Heading, page_record
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need, present_names, record
+from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.tables import LONGEST_NAME, column_names, has_parts
+
+
+def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    """The records of a workbook. The title of a record with several rows is that in the metadata, or the file name."""
+    need("python_calamine", path)
+    import python_calamine as calamine
+
+    title = ""
+    if path.suffix.lower() != ".xls":  # the other two are ZIP archives
+        with archive(path, limits, path.suffix.lower()) as parts:
+            title = office_title(parts)
+    try:
+        with calamine.CalamineWorkbook.from_path(path) as workbook:
+            sheets = [
+                (one.name, workbook.get_sheet_by_name(one.name).to_python())
+                for one in workbook.sheets_metadata
+                if one.typ == calamine.SheetTypeEnum.WorkSheet
+                and one.visible == calamine.SheetVisibleEnum.Visible
+            ]
+    except calamine.PasswordError:
+        raise Unreadable(path, Reason.ENCRYPTED, f"{path} is encrypted: save it without a password") from None
+    blocks: list[tuple[str, list[str]]] = []
+    records = 0
+    for name, rows in sheets:
+        filled = [(number, row) for number, row in enumerate(rows, 1) if any(cell != "" for cell in row)]
+        names = column_names(map(_text, filled[0][1])) if filled else []
+        if has_parts(names):
+            for number, row in filled[1:]:
+                records += 1
+                yield record(f"{path}:{name}:{number}", _values(names, row))
+        elif lines := list(_lines([[_text(cell) for cell in row] for _, row in filled])):
+            blocks.append((name, lines))
+    if blocks:
+        yield _document(path, title, blocks, limits)
+    elif not records:
+        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
+
+
+def _document(path: Path, title: str, blocks: Sequence[tuple[str, list[str]]], limits: Limits) -> Record:
+    """The record of all sheets, with the name of each sheet as a heading if there are several."""
+    text, headings = "", []
+    for name, lines in blocks:
+        text += "\n\n" if text else ""
+        if len(blocks) > 1:
+            headings.append(Heading(len(text), 1, name))
+            text += f"{name}\n"
+        text += "\n".join(lines)
+    if len(text) > limits.document_chars:
+        raise Unreadable(
+            path,
+            Reason.TOO_LONG,
+            f"{path}: without columns title and text, the sheets are one document, and this one has over "
+            f"{limits.document_chars:,} characters: name the columns, split the workbook, or raise max_document_chars",
+        )
+    return page_record(path, title, text, headings=headings if limits.headings else ())
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The rows of a sheet as sentences; no row is empty.
+
+    Rows with a single cell above the row of headings are text, such as the title of a table. So is every row, if the sheet has
+    one column.
+    """
+    names: Sequence[str] | None = None
+    said = False
+    for cells in rows:
+        filled = [cell for cell in cells if cell]
+        if len(cells) == 1 or (names is None and len(filled) == 1):
+            said = True
+            yield filled[0]
+        elif names is None and all(map(_is_name, filled)):
+            names = cells
+        else:
+            said = True
+            yield sentence_of(names or [""] * len(cells), cells)
+    if names is not None and not said:  # a sheet of one row
+        yield sentence_of([""] * len(names), names)
+
+
+def _is_name(text: str) -> bool:
+    """Whether a cell can be the heading of a column: a short text that is neither a number nor a date."""
+    return len(text) <= LONGEST_NAME and any(map(str.isalpha, text))
+
+
+def _values(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+    """The values of a row. Title and text are texts; an empty cell of another column is no value."""
+    parts = present_names(names).values()
+    return {
+        name: _text(value) if name in parts else value
+        for name, value in zip(names, row, strict=True)
+        if name in parts or (name and value != "")
+    }
+
+
+def _text(value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.15g}"
+        case datetime():
+            return value.date().isoformat() if value.time() == time.min else value.isoformat(" ")
+        case date() | time():
+            return value.isoformat()
+    return " ".join(str(value).split())

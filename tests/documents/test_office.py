@@ -1,0 +1,229 @@
+"""Workbooks and presentations: what xlsxwriter, xlwt, python-pptx and a hand-made archive wrote is read as text."""
+
+import datetime
+import random
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xlsxwriter
+from pptx import Presentation
+
+from realm.documents.formats import slides, workbooks
+from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.reading import ReadingReport, read_documents
+from tests.documents.test_damaged_files import damaged
+from tests.documents.writers import zipped
+
+FIXTURES = Path(__file__).parent / "fixtures"
+TOWNS = [["Town", "River", "Founded"], ["Arden", "Ouse", 1203], ["Halden", "Velka", 1455]]
+TOWNS_TEXT = "Town: Arden; River: Ouse; Founded: 1203.\nTown: Halden; River: Velka; Founded: 1455."
+
+
+def workbook(
+    path: Path, sheets: dict[str, Sequence[Sequence[Any]]], title: str = "", hidden: str = ""
+) -> Path:
+    with xlsxwriter.Workbook(path) as book:
+        book.set_properties({"title": title})
+        day = book.add_format({"num_format": "yyyy-mm-dd"})
+        for name, rows in sheets.items():
+            sheet = book.add_worksheet(name)
+            for r, row in enumerate(rows):
+                for c, value in enumerate(row):
+                    dated = isinstance(value, datetime.date | datetime.time)
+                    sheet.write(r, c, value, *([day] if dated else []))
+            if name == hidden:
+                sheet.hide()
+    return path
+
+
+def one(read: Callable[..., Any], path: Path, **limits: Any) -> Record:
+    (record,) = read(path, Limits(**limits))
+    assert isinstance(record, Record)
+    return record
+
+
+# -- workbooks
+
+
+def test_rows_of_a_sheet_are_sentences_with_the_headings_of_the_columns(tmp_path: Path) -> None:
+    record = one(workbooks.read, workbook(tmp_path / "towns.xlsx", {"Sheet1": TOWNS}))
+    assert (record.title, record.text, record.id) == ("towns", TOWNS_TEXT, f"{tmp_path}/towns.xlsx")
+
+
+def test_workbook_of_excel_97_and_of_open_document_are_read_as_the_same(tmp_path: Path) -> None:
+    """The first was written by xlwt 1.3, which is no longer maintained."""
+    cell = '<table:table-cell office:value-type="string"><text:p>{}</text:p></table:table-cell>'
+    rows = "".join(
+        f"<table:table-row>{''.join(cell.format(value) for value in row)}</table:table-row>" for row in TOWNS
+    )
+    spaces = "".join(
+        f' xmlns:{n}="urn:oasis:names:tc:opendocument:xmlns:{n}:1.0"' for n in ("office", "table", "text")
+    )
+    content = (
+        f'<office:document-content{spaces}><office:body><office:spreadsheet><table:table table:name="Towns">'
+        f"{rows}</table:table></office:spreadsheet></office:body></office:document-content>"
+    )
+    mime = "application/vnd.oasis.opendocument.spreadsheet"
+    manifest = (
+        '<manifest:manifest xmlns:manifest="urn:oasis:names:tc:opendocument:xmlns:manifest:1.0">'
+        f'<manifest:file-entry manifest:full-path="/" manifest:media-type="{mime}"/></manifest:manifest>'
+    )
+    ods = zipped(
+        tmp_path / "towns.ods", {"mimetype": mime, "META-INF/manifest.xml": manifest, "content.xml": content}
+    )
+    assert one(workbooks.read, ods).text == TOWNS_TEXT
+    assert one(workbooks.read, FIXTURES / "towns.xls").text == TOWNS_TEXT
+
+
+def test_sheets_are_sections_and_hidden_sheets_are_left_out(tmp_path: Path) -> None:
+    sheets = {"Towns": TOWNS, "Notes": [["Closed on Mondays."], ["Call Elin."]], "Salaries": [["secret"]]}
+    file = workbook(tmp_path / "a.xlsx", sheets, title="Town register", hidden="Salaries")
+    record = one(workbooks.read, file, headings=True)
+    assert record.title == "Town register"
+    assert record.text == f"Towns\n{TOWNS_TEXT}\n\nNotes\nClosed on Mondays.\nCall Elin."
+    assert [section.title for section in record.sections] == [
+        "Town register > Towns",
+        "Town register > Notes",
+    ]
+
+
+def test_captions_gaps_and_kinds_of_cells(tmp_path: Path) -> None:
+    rows = [
+        ["Price list", None, None, None],
+        [],
+        ["Product", "Price (EUR)", "In stock", "Since"],
+        ["Kestrel\nGateway", 1249.5, True, datetime.date(2019, 3, 4)],
+        [None, None, None, None],
+        ["Puffin", 80.0, False, None],
+    ]
+    assert one(workbooks.read, workbook(tmp_path / "a.xlsx", {"S": rows})).text.split("\n") == [
+        "Price list",
+        "Product: Kestrel Gateway; Price (EUR): 1249.5; In stock: yes; Since: 2019-03-04.",
+        "Product: Puffin; Price (EUR): 80; In stock: no.",
+    ]
+
+
+def test_first_row_of_numbers_or_a_single_row_has_no_headings(tmp_path: Path) -> None:
+    numbers = workbook(tmp_path / "n.xlsx", {"S": [[1203, "Arden"], [1455, "Halden"]]})
+    assert one(workbooks.read, numbers).text == "1203; Arden.\n1455; Halden."
+    single = workbook(tmp_path / "s.xlsx", {"S": [["Arden", "Ouse"]]})
+    assert one(workbooks.read, single).text == "Arden; Ouse."
+
+
+def test_sheet_with_title_and_text_is_a_record_per_row_with_fields(tmp_path: Path) -> None:
+    rows = [
+        ["Title", "Text", "year", "by"],
+        ["Arden", "On the Ouse.", 1203, None],
+        ["Halden", "A mint.", 1455.5, "Dagobert"],
+    ]
+    workbook(tmp_path / "a.xlsx", {"Docs": rows, "Other": TOWNS})
+    documents = list(read_documents([str(tmp_path)]))
+    assert [(d.title, d.text) for d in documents] == [
+        ("Arden", "On the Ouse."),
+        ("Halden", "A mint."),
+        ("a", TOWNS_TEXT),
+    ]
+    assert [dict(d.fields) for d in documents[:2]] == [{"year": 1203.0}, {"year": 1455.5, "by": "Dagobert"}]
+
+
+# -- presentations
+
+
+def presentation(path: Path) -> Path:
+    made = Presentation()
+    first = made.slides.add_slide(made.slide_layouts[1])
+    first.shapes.title.text = "Towns of the Ouse"
+    first.placeholders[1].text = "Arden lies on the Ouse.\nHalden\x0bhad a mint."
+    first.notes_slide.notes_text_frame.text = "Say who closed the mint."
+    second = made.slides.add_slide(made.slide_layouts[5])
+    second.shapes.title.text = "Rivers"
+    table = second.shapes.add_table(3, 3, 0, 0, 9, 9).table
+    for r, row in enumerate(TOWNS):
+        for c, value in enumerate(row):
+            table.cell(r, c).text = str(value)
+    group = second.shapes.add_group_shape()
+    group.shapes.add_textbox(0, 0, 9, 9).text_frame.text = "In a group."
+    hidden = made.slides.add_slide(made.slide_layouts[5])
+    hidden.shapes.title.text = "Secret"
+    hidden._element.set("show", "0")
+    slides_in_order = made.slides._sldIdLst
+    slides_in_order.insert(0, slides_in_order[1])  # moved to the front by the author
+    made.save(str(path))
+    return path
+
+
+def test_slides_are_read_in_their_order_with_tables_groups_and_notes(tmp_path: Path) -> None:
+    record = one(slides.read, presentation(tmp_path / "talk.pptx"), headings=True)
+    assert record.title == "Rivers"
+    assert record.text == (
+        f"{TOWNS_TEXT}\nIn a group.\n\n"
+        "Towns of the Ouse\nArden lies on the Ouse.\nHalden had a mint.\nSay who closed the mint."
+    )
+    assert [section.title for section in record.sections] == ["Rivers", "Rivers > Towns of the Ouse"]
+
+
+# -- what cannot be read
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("office")
+    workbook(folder / "towns.xlsx", {"S": TOWNS})
+    presentation(folder / "talk.pptx")
+    (folder / "towns.xls").write_bytes((FIXTURES / "towns.xls").read_bytes())
+    return folder
+
+
+def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path: Path) -> None:
+    workbook(tmp_path / "none.xlsx", {"S": []})
+    Presentation().save(str(tmp_path / "none.pptx"))
+    (tmp_path / "noise.xls").write_bytes(random.Random(0).randbytes(1_000))
+    (tmp_path / "noise.xlsx").write_bytes(b"PK" + random.Random(0).randbytes(1_000))
+    for name in ("towns.xlsx", "talk.pptx"):
+        with zipfile.ZipFile(sound / name) as archive:
+            parts: dict[str, Any] = {part: archive.read(part) for part in archive.namelist()}
+        large = next(part for part in parts if part.endswith(("sheet1.xml", "slide1.xml")))
+        zipped(tmp_path / f"bomb_{name}", {**parts, large: b" " * (65 << 20)})
+        zipped(tmp_path / f"cut_{name}", {**parts, large: parts[large][:-30]})
+    (tmp_path / "sound.txt").write_text("On the Ouse.")
+    report = ReadingReport()
+    assert [document.text for document in read_documents([str(tmp_path)], report=report)] == ["On the Ouse."]
+    assert {Path(left.where).name: left.reason for left in report.left_out} == {
+        "none.xlsx": "without text",
+        "none.pptx": "without text",
+        "noise.xls": "damaged",
+        "noise.xlsx": "damaged",
+        "bomb_towns.xlsx": "too long",
+        "bomb_talk.pptx": "too long",
+        "cut_towns.xlsx": "damaged",
+        "cut_talk.pptx": "damaged",
+    }
+
+
+def test_workbook_over_the_limit_says_what_can_be_done(sound: Path) -> None:
+    with pytest.raises(
+        Unreadable, match="over 50 characters: name the columns, split the workbook, or raise"
+    ):
+        list(workbooks.read(sound / "towns.xlsx", Limits(50)))
+
+
+def test_damaged_office_files_are_documents_or_left_out(tmp_path: Path, sound: Path) -> None:
+    draw, files = random.Random(0), sorted(sound.iterdir())
+    for number in range(30):
+        file = draw.choice(files)
+        target = tmp_path / f"{number}{file.suffix}"
+        if file.suffix != ".xls" and draw.random() < 0.5:  # a sound archive of damaged parts
+            with zipfile.ZipFile(file) as archive:
+                parts: dict[str, Any] = {part: archive.read(part) for part in archive.namelist()}
+            name = draw.choice(list(parts))
+            zipped(target, {**parts, name: damaged(parts[name] or b" ", file.read_bytes(), draw)})
+        else:
+            target.write_bytes(damaged(file.read_bytes(), draw.choice(files).read_bytes(), draw))
+    report = ReadingReport()
+    documents = list(read_documents([str(tmp_path)], report=report))
+    left_out = {one.where.partition(":")[0] for one in report.left_out}
+    assert len({d.id for d in documents} | left_out) == 30
+    assert all(one.problem.isprintable() and "Error" not in one.reason for one in report.left_out)
