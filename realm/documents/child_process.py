@@ -31,6 +31,7 @@ MODULES = {
     ".parquet": "realm.documents.formats.columns",
     ".arrow": "realm.documents.formats.columns",
     ".pdf": "realm.documents.formats.pdf",
+    ".rst": "realm.documents.formats.rst",
     ".docx": "realm.documents.formats.word",
     ".pptx": "realm.documents.formats.slides",
     ".xlsx": "realm.documents.formats.workbooks",
