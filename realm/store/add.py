@@ -65,112 +65,152 @@ def add(
         InputError: two of the documents have the same id and different texts.
         ChangedMeanwhile: another process changed the knowledge base.
     """
-    standing = _Standing(table)
-    removed_N = np.zeros(len(standing.keys_N), dtype=bool)
-    other_fields: dict[int, Fields] = {}  # number of a passage -> the new fields of its document
-    arrived: set[int] = set()  # keys of the passages in new rows
-    taken: set[int] = set()  # keys of new and changed documents
-    rows = NewRows()
-    fragments: list[FragmentMetadata] = []
-    unchanged = replaced = other_documents = 0
-    new_states: set[int] = set()  # states of documents with new rows
-    # By id: documents whose passages all belong to other documents.
-    elsewhere_too: dict[str, Merged] = {}
-    merged_no_longer: dict[str, None] = {}
+    addition = _Addition(folder, table)
 
     def news() -> Iterator[Document]:
-        nonlocal unchanged
         for document in one_text_per_id(documents):
-            if standing.has(document):
-                keep(document)
+            if addition.keeps(document):
                 bar.update()
             else:
                 yield document
-
-    def keep(document: Document) -> None:
-        """Keeps the passages of an unchanged document, and gives them the fields of the document."""
-        nonlocal unchanged, other_documents
-        own = standing.numbers_of(document)
-        if len(own) and not standing.has_fields(own, document.fields):
-            other_fields.update(dict.fromkeys(own.tolist(), document.fields))
-            other_documents += 1
-        else:
-            unchanged += 1
-
-    def write() -> None:
-        nonlocal table, rows
-        table = with_columns_of(folder / TABLE, table, rows.fields())
-        fragments.extend(write_rows(folder / TABLE, rows.batches(table.schema), table.schema))
-        rows = NewRows()
 
     bar = progress(total=None, description="add", unit="document")
     with bar, uncommitted(folder / TABLE), cut_documents(news(), tagger, config, tokenizer) as cut:
         for document, passages in cut:
             bar.update()
-            key, own = key_of(document.id), standing.numbers_of(document)
-            fresh = number_of(passages)
-            for elsewhere in standing.of_others(fresh, key, removed_N) | (fresh.keys() & arrived):
-                del fresh[elsewhere]
-            if key in taken:
-                unchanged += 1
-                continue
-            if fresh.keys() == set(standing.keys_N[own].tolist()):
-                keep(document)
-                if not len(own):
-                    elsewhere_too[document.id] = Merged(state_of(document), document.fields)
-                continue
-            if fresh:
-                merged_no_longer[document.id] = None
-                new_states.add(state_of(document))
-            else:
-                elsewhere_too[document.id] = Merged(state_of(document), document.fields)
-            taken.add(key)
-            arrived.update(fresh)
-            removed_N[own] = True
-            replaced += len(own) > 0
-            rows.add(document, passages, list(fresh.values()))
-            if len(rows) >= config.commit_every:
-                write()
-        if len(rows):
-            write()
+            addition.take(document, passages)
+            if addition.waiting >= config.commit_every:
+                addition.write()
+        addition.write()
+        return addition.commit()
+
+
+class _Addition:
+    """The changes of one addition: first each document is kept or taken, then all changes are committed."""
+
+    def __init__(self, folder: Path, table: lance.LanceDataset):
+        self._folder, self._table = folder, table
+        self._standing = _Standing(table)
+        self._removed_N = np.zeros(len(self._standing.keys_N), dtype=bool)
+        self._other_fields: dict[int, Fields] = {}
+        """Number of a passage -> the new fields of its document."""
+        self._arrived: set[int] = set()
+        """Keys of the passages in new rows."""
+        self._taken: set[int] = set()
+        """Keys of new and changed documents."""
+        self._new_states: set[int] = set()
+        """States of documents with new rows."""
+        self._elsewhere_too: dict[str, Merged] = {}
+        """By id: documents whose passages all belong to other documents."""
+        self._merged_no_longer: dict[str, None] = {}
+        self._rows = NewRows()
+        self._fragments: list[FragmentMetadata] = []
+        self._unchanged = self._replaced = self._other_documents = 0
+
+    def keeps(self, document: Document) -> bool:
+        """Whether the table has the document already. If so, its passages get the fields of the document."""
+        known = self._standing.has(document)
+        if known:
+            self._keep(document)
+        return known
+
+    def _keep(self, document: Document) -> None:
+        own = self._standing.numbers_of(document)
+        if len(own) and not self._standing.has_fields(own, document.fields):
+            self._other_fields.update(dict.fromkeys(own.tolist(), document.fields))
+            self._other_documents += 1
+        else:
+            self._unchanged += 1
+
+    def take(self, document: Document, passages: pa.RecordBatch) -> None:
+        """Adds the passages of a new or changed document that belong to no other document."""
+        key, own = key_of(document.id), self._standing.numbers_of(document)
+        fresh = number_of(passages)
+        of_others = self._standing.of_others(fresh, key, self._removed_N)
+        for elsewhere in of_others | (fresh.keys() & self._arrived):
+            del fresh[elsewhere]
+        if key in self._taken:
+            self._unchanged += 1
+            return
+        if fresh.keys() == set(self._standing.keys_N[own].tolist()):
+            self._keep(document)
+            if not len(own):
+                self._elsewhere_too[document.id] = Merged(state_of(document), document.fields)
+            return
+        if fresh:
+            self._merged_no_longer[document.id] = None
+            self._new_states.add(state_of(document))
+        else:
+            self._elsewhere_too[document.id] = Merged(state_of(document), document.fields)
+        self._taken.add(key)
+        self._arrived.update(fresh)
+        self._removed_N[own] = True
+        self._replaced += len(own) > 0
+        self._rows.add(document, passages, list(fresh.values()))
+
+    @property
+    def waiting(self) -> int:
+        """Number of passages that `write` would write."""
+        return len(self._rows)
+
+    def write(self) -> None:
+        """Writes the passages that were taken to new files, which no version of the table has before the commit."""
+        if len(self._rows):
+            self._table = with_columns_of(self._folder / TABLE, self._table, self._rows.fields())
+            self._write(self._rows.batches(self._table.schema))
+            self._rows = NewRows()
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._fragments += write_rows(self._folder / TABLE, batches, self._table.schema)
+
+    def commit(self) -> tuple[lance.LanceDataset, AddResult]:
+        """Replaces the old passages by the new ones in one commit -> (the table after the commit, the result)."""
         # Without the lock, another process could delete a text with which a document is merged here.
-        with one_writer(folder):
-            check_newest(folder / TABLE, table)
-            before = settle_merged(folder, table.version)
-            heirs = {
-                name: merged
-                for name, merged in (before | elsewhere_too).items()
-                if name not in merged_no_longer
-            }
-            removed = np.flatnonzero(removed_N)
-            come_back_N = np.isin(standing.keys_N[removed], np.fromiter(arrived, dtype=np.uint64))
-            kept, fields = handed_over(table, removed[~come_back_N], heirs)
-            moved = np.array(sorted(other_fields), dtype=np.int64)
+        with one_writer(self._folder):
+            check_newest(self._folder / TABLE, self._table)
+            before = settle_merged(self._folder, self._table.version)
+            known = before | self._elsewhere_too
+            heirs = {name: one for name, one in known.items() if name not in self._merged_no_longer}
+            removed = np.flatnonzero(self._removed_N)
+            arrived = np.fromiter(self._arrived, dtype=np.uint64)
+            come_back_N = np.isin(self._standing.keys_N[removed], arrived)
+            kept, fields = handed_over(self._table, removed[~come_back_N], heirs)
+            moved = np.array(sorted(self._other_fields), dtype=np.int64)
             if len(kept) or len(moved):
-                with reading(table):
-                    again = take_rows(table, moved, table.schema.names)
-                fields += [other_fields[number] for number in moved.tolist()]
-                table = with_columns_of(folder / TABLE, table, fields)
-                written = with_fields(pa.concat_tables([kept, again]), fields, table.schema)
-                fragments += write_rows(folder / TABLE, written.to_batches(), table.schema)
-            changes: dict[str, Merged | None] = dict.fromkeys([*elsewhere_too, *merged_no_longer])
-            new_states.update(kept.column("document_state").to_pylist())
-            changes |= standing.with_holder(elsewhere_too, removed_N, new_states)
-            changes |= dict.fromkeys(kept.column("document_id").to_pylist())
-            lines = {name: merged for name, merged in changes.items() if before.get(name) != merged}
-            commits = len(removed) > 0 or len(fragments) > 0
-            change_merged(folder, lines, table.version + commits)
+                self._write_again(kept, fields, moved)
+            lines = {
+                name: one for name, one in self._merged_documents(kept).items() if before.get(name) != one
+            }
+            commits = len(removed) > 0 or len(self._fragments) > 0
+            change_merged(self._folder, lines, self._table.version + commits)
             if commits:
                 gone = np.concatenate([removed, moved])
-                table = replace_rows(folder / TABLE, table, gone, fragments)
-    return table, AddResult(
-        len(taken) - replaced,
-        replaced + other_documents,
-        unchanged,
-        len(arrived),
-        len(removed) - len(kept),
-        originals(table, elsewhere_too),
-    )
+                self._table = replace_rows(self._folder / TABLE, self._table, gone, self._fragments)
+        return self._table, AddResult(
+            len(self._taken) - self._replaced,
+            self._replaced + self._other_documents,
+            self._unchanged,
+            len(self._arrived),
+            len(removed) - len(kept),
+            originals(self._table, self._elsewhere_too),
+        )
+
+    def _write_again(self, kept: pa.Table, fields: list[Fields], moved: np.ndarray) -> None:
+        """Writes passages again: `kept`, which get the fields of the document that they are handed over to, and those with the
+        numbers `moved`, whose document has new fields."""
+        with reading(self._table):
+            again = take_rows(self._table, moved, self._table.schema.names)
+        fields = [*fields, *(self._other_fields[number] for number in moved.tolist())]
+        self._table = with_columns_of(self._folder / TABLE, self._table, fields)
+        self._write(with_fields(pa.concat_tables([kept, again]), fields, self._table.schema).to_batches())
+
+    def _merged_documents(self, kept: pa.Table) -> dict[str, Merged | None]:
+        """By id: the documents that are merged now, and None for each document that is no longer merged. `kept` has the
+        passages of removed documents that are handed over to merged documents."""
+        changes: dict[str, Merged | None] = dict.fromkeys([*self._elsewhere_too, *self._merged_no_longer])
+        states = self._new_states | set(kept.column("document_state").to_pylist())
+        changes |= self._standing.with_holder(self._elsewhere_too, self._removed_N, states)
+        return changes | dict.fromkeys(kept.column("document_id").to_pylist())
 
 
 class _Standing:
