@@ -4,12 +4,11 @@ Reading follows ORQA (Lee et al. 2019, section 3): the span reader scores every 
 passages. The score of an answer is the span score plus the retrieval score; `SpanConfig` has alternatives. An answer is a slice
 of the text of a passage.
 
-Axis letters: B questions, K passages per question, R passages of all questions, W span widths, T tokens, F spans of all
-passages of a question.
+Axis letters: B questions, K passages per question, R passages of all questions, W span widths, T tokens.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +29,7 @@ from realm.model.scores import scores
 from realm.qa.answers import Answer, AnsweringIndex, Answers, Hit, RankedPassage, ReadPassage, Span
 from realm.qa.reading import Reading, joint_reading, reference_question, reference_reading
 from realm.qa.scoring.metrics import normalise_answer
+from realm.qa.span_ranking import PassageSpans, SpanRanking
 from realm.search.postgres_table import is_address
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
@@ -76,20 +76,20 @@ class AnswerConfig(DeviceConfig):
             raise ValueError("search is not exact, approximate, ray or an address postgresql://...")
 
 
-class PassageSpans(NamedTuple):
-    """Scores [W, T] of the spans of one passage (-inf for invalid spans), and the row of the passage in `reading`."""
-
-    score_WT: Tensor
-    reading: Reading
-    row: int
-
-
 class _Evidence(NamedTuple):
     """The passages to read for a question, their inner products with the question, and what is added to the span scores."""
 
     passages: Sequence[Passage]
     score_K: Tensor
     bonus_K: Tensor
+
+
+class _Found(NamedTuple):
+    """A span that may be the answer, its passage, and its normalised text."""
+
+    passage: int
+    name: str
+    span: Span
 
 
 class Answerer:
@@ -359,79 +359,76 @@ class Answerer:
         """
         if not ranked:
             return [], [], NO_FEATURES
-        reader = self.model.span_reader
-        assert reader is not None
-        log_partition_K = torch.cat([reader.log_partition(one.score_WT[None]) for one in spans])
-        passage_K = reader.passage_score(score_K + bonus_K, log_partition_K)
-        joint_F = torch.cat(
-            [(one.score_WT + added).flatten() for one, added in zip(spans, passage_K, strict=True)]
-        )
-        ends = np.cumsum([one.score_WT.numel() for one in spans])
-        none = (
-            reader.no_answer_score(passage_K[None]).to(joint_F.dtype)
-            if reader.config.finds_none
-            else joint_F[:0]
-        )
-        share_F = torch.cat([joint_F, none]).softmax(dim=0)
-        published = self.model.tokenizer.as_huggingface() if self.config.reference_compat else None
-
-        def piece(place: int) -> tuple[int, int, int, str]:
-            """For a position in `joint_F`: the row of the passage, the characters [start, end) of the span, and its text."""
-            k = int(np.searchsorted(ends, place, side="right"))
-            score_WT, reading, row = spans[k]
-            width, first = divmod(place - int(ends[k]) + score_WT.numel(), score_WT.shape[1])
-            start, end = reading.text_span(row, first, first + width)
-            text = ranked[k].text[start:end]
-            if published is not None:
-                ids = reading.tokens.ids_BT[row, first : first + width + 1].tolist()
-                text = published.decode(ids, skip_special_tokens=False)
-            return k, start, end, text
-
-        order = joint_F.argsort(descending=True, stable=True).tolist()
-        tops = [
-            int(end - one.score_WT.numel() + one.score_WT.argmax())
-            for one, end in zip(spans, ends, strict=True)
-        ]
-        likely = [
-            place
-            for place in dict.fromkeys(order[: max(SPANS_ADDED_UP, 20 * self.config.answers)] + tops)
-            if joint_F[place] > -torch.inf
-        ]
+        assert self.model.span_reader is not None
+        ranking = SpanRanking(self.model.span_reader, spans, score_K + bonus_K)
+        likely = ranking.likely(max(SPANS_ADDED_UP, 20 * self.config.answers))
         if not likely:
             return [], [ReadPassage(**vars(passage), span=None) for passage in ranked], NO_FEATURES
-        pieces = {place: piece(place) for place in likely}
-        names = {place: normalise_answer(text) for place, (*_, text) in pieces.items()}
+        best = ranking.locate(likely[0]).passage
+        features = Features(float(score_K[best]), float(bonus_K[best]), float(spans[best].score_WT.max()))
+        found = self._with_probabilities(ranking, likely, ranked, features)
+        read = [
+            ReadPassage(**vars(passage), span=found[top].span if top in found else None)
+            for top, passage in zip(ranking.tops, ranked, strict=True)
+        ]
+        return _distinct(found.values(), ranked, self.config.answers), read, features
+
+    def _with_probabilities(
+        self,
+        ranking: SpanRanking,
+        places: Sequence[int],
+        ranked: Sequence[RankedPassage],
+        features: Features,
+    ) -> dict[int, _Found]:
+        """Place -> the span, with the calibrated probability of its text; the first place is that of the best span.
+
+        The probabilities of spans with the same normalised text are added up.
+        """
+        located = {place: ranking.locate(place) for place in places}
+        texts = {place: ranked[one.passage].text[one.start : one.end] for place, one in located.items()}
+        if self.config.reference_compat:
+            published = self.model.tokenizer.as_huggingface()
+            texts = {
+                place: published.decode(one.ids, skip_special_tokens=False) for place, one in located.items()
+            }
+        names = {place: normalise_answer(text) for place, text in texts.items()}
         shares: dict[str, float] = {}
         for place, name in names.items():
-            shares[name] = shares.get(name, 0.0) + float(share_F[place])
-        best = pieces[likely[0]][0]
-        features = Features(float(score_K[best]), float(bonus_K[best]), float(spans[best].score_WT.max()))
-        calibration, best_name = self.model.calibration, names[likely[0]]
+            shares[name] = shares.get(name, 0.0) + float(ranking.share_F[place])
+        calibration, best_name = self.model.calibration, names[places[0]]
         best_share = min(1.0, shares[best_name])
-        probability = {
-            name: share * calibration.scale(best_share, features) for name, share in shares.items()
-        }
+        scale = calibration.scale(best_share, features)
+        probability = {name: share * scale for name, share in shares.items()}
         probability[best_name] = calibration.probability(best_share, features)
+        return {
+            place: _Found(
+                one.passage,
+                names[place],
+                Span(
+                    texts[place], float(ranking.joint_F[place]), probability[names[place]], one.start, one.end
+                ),
+            )
+            for place, one in located.items()
+        }
 
-        def span(place: int) -> Span:
-            _, start, end, text = pieces[place]
-            return Span(text, float(joint_F[place]), probability[names[place]], start, end)
 
-        answers: dict[str, Answer] = {}
-        taken: list[tuple[int, int, int]] = []  # row of the passage and characters of each answer
-        for place in likely:
-            if len(answers) == self.config.answers:
-                break
-            k, start, end, _ = pieces[place]
-            covered = any(k == row and start < last and first < end for row, first, last in taken)
-            if names[place] not in answers and not covered:
-                answers[names[place]] = Answer(**vars(span(place)), passage=ranked[k])
-                taken.append((k, start, end))
-        read = [
-            ReadPassage(**vars(passage), span=span(top) if top in pieces else None)
-            for top, passage in zip(tops, ranked, strict=True)
-        ]
-        return list(answers.values()), read, features
+def _distinct(found: Iterable[_Found], ranked: Sequence[RankedPassage], most: int) -> list[Answer]:
+    """The first `most` spans whose texts differ, and which do not overlap in a passage."""
+    answers: dict[str, Answer] = {}
+    taken: list[_Found] = []
+    for one in found:
+        if len(answers) == most:
+            break
+        covered = any(
+            one.passage == other.passage
+            and one.span.start < other.span.end
+            and other.span.start < one.span.end
+            for other in taken
+        )
+        if one.name not in answers and not covered:
+            answers[one.name] = Answer(**vars(one.span), passage=ranked[one.passage])
+            taken.append(one)
+    return list(answers.values())
 
 
 def hybrid_bonus(score_BK: np.ndarray, method: Method) -> np.ndarray:
