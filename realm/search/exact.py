@@ -139,7 +139,12 @@ class MipsIndex:
         does this after `WARM_UP` queries, or when it needs the kernel."""
         passages, dim = self._vectors_ND.shape
         if self._longest is None and self._has_half_prefilter(1):
-            self._search_halves(torch.zeros(1, dim, device=self.device), 1)
+            for queries in (
+                1,
+                2,
+                16,
+            ):  # Triton compiles one query, multiples of 16, and all other numbers separately
+                self._search_halves(torch.zeros(queries, dim, device=self.device), 1)
         if self.device.type != "cpu":
             return
         if self._float32_ND is None and self._vectors_ND.numel() <= FLOAT32_NUMBERS:
@@ -265,8 +270,8 @@ class MipsIndex:
         if self.device.type != "cuda":
             return QUERIES
         passages, dim = self._vectors_ND.shape
-        # The vectors of the candidates in float16 and in float32, and a score per group.
-        memory = half_prefilter.candidate_count(k) * dim * 6 + passages // half_prefilter.GROUP * 2
+        # The vectors of the candidates in float16 and in float32, and a float32 score per group.
+        memory = half_prefilter.candidate_count(k) * dim * 6 + passages // half_prefilter.GROUP * 4
         return max(1, int(GPU_SHARE * torch.cuda.get_device_properties(self.device).total_memory) // memory)
 
     def _search(self, query_BD: Tensor, k: int) -> Hits:

@@ -7,6 +7,8 @@ Axis letters: B queries, N passages, D embedding, G groups; inside the kernel, m
 one step.
 """
 
+from contextlib import nullcontext
+
 import torch
 import triton
 import triton.language as tl
@@ -31,14 +33,16 @@ def group_maxima(query_BD: Tensor, vectors_ND: Tensor, group: int) -> Tensor:
         sizes = {"D": dim, "WIDTH": max(16, triton.next_power_of_2(dim)), "QUERIES": QUERIES}
         sizes |= {"PASSAGES": PASSAGES, "GROUP": group}
         programs = triton.cdiv(groups * group, PASSAGES)
-        _kernel[(programs,)](
-            query_BD.contiguous(), vectors_ND, maxima_GB, queries, len(vectors_ND), groups,
-            **sizes, num_warps=WARPS, num_stages=STAGES,
-        )  # fmt: skip
+        # Triton runs a kernel on the current device, which need not be the device of its arguments.
+        with torch.cuda.device(query_BD.device) if query_BD.is_cuda else nullcontext():
+            _kernel[(programs,)](
+                query_BD.contiguous(), vectors_ND.contiguous(), maxima_GB, queries, len(vectors_ND), groups,
+                **sizes, num_warps=WARPS, num_stages=STAGES,
+            )  # fmt: skip
     return maxima_GB.T
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N", "G"])  # otherwise some sizes of an index would be compiled separately
 def _kernel(  # type: ignore[no-untyped-def]
     query, vectors, maxima, B, N, G, D: tl.constexpr, WIDTH: tl.constexpr, QUERIES: tl.constexpr,
     PASSAGES: tl.constexpr, GROUP: tl.constexpr,

@@ -22,11 +22,10 @@ GROUP = 64
 """Consecutive passages of a group."""
 SCORES = 1 << 28
 """Scores that are in memory at a time without the kernel: 512 MB."""
+KERNEL_ROUNDING = 2.0**-14
+"""Bound of the rounding error of a score of the kernel, which adds in float32, relative to the lengths of its vectors."""
 ROUNDING = 2.0**-10
-"""Bound of the rounding errors of a score, relative to the lengths of its vectors: of the sum in float32, and of the result in
-float16."""
-SMALLEST = 2.0**-24
-"""The smallest float16 number above 0."""
+"""The same for a matrix product, whose result is also rounded to float16."""
 
 
 def chosen_groups(k: int) -> int:
@@ -60,48 +59,50 @@ def candidates(query_BD: Tensor, vectors_ND: Tensor, longest: Tensor, k: int) ->
 
     The queries are in float32, the vectors in float16. The bound is not a number, if a query or a vector is not finite.
     """
-    # The scales are powers of two, so that they round nothing. With them, no score is larger than 1, and no number of a query
-    # larger than 2 ** 14.
+    # The scales are powers of two, so that they round nothing. With them, no score is larger than 1.
     scale_B1 = _power_of_two(query_BD.norm(dim=1, keepdim=True)) * _power_of_two(longest).clamp_min(2.0**-14)
     scaled_BD = query_BD / scale_B1
     half_BD = scaled_BD.half()
     lost_B, length_B = (scaled_BD - half_BD.float()).norm(dim=1), half_BD.float().norm(dim=1)
-    group_BC, next_B = largest(group_maxima(half_BD, vectors_ND), chosen_groups(k))
-    error_B = (lost_B + ROUNDING * length_B) * longest + SMALLEST
+    if _kernel_runs(query_BD.device, query_BD.shape[1]):
+        from realm.search.group_maxima_kernel import group_maxima
+
+        maxima_BG, rounding = group_maxima(half_BD, vectors_ND, GROUP), KERNEL_ROUNDING
+    else:
+        maxima_BG, rounding = group_maxima_in_chunks(half_BD, vectors_ND), ROUNDING
+    group_BC, next_B = largest(maxima_BG, chosen_groups(k))
+    error_B = (lost_B + rounding * length_B) * longest
     bound_B = (next_B + error_B) * scale_B1[:, 0]
     return members(group_BC.sort(dim=1).values, len(vectors_ND)), bound_B
 
 
-def group_maxima(query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
-    """The largest score of each full group, [B, G] in float16 or float32, of queries and vectors in float16."""
-    if _kernel_runs(query_BD.device, query_BD.shape[1]):
-        from realm.search.group_maxima_kernel import group_maxima
-
-        return group_maxima(query_BD, vectors_ND, GROUP)
-    return group_maxima_in_chunks(query_BD, vectors_ND)
-
-
 @cache
 def _kernel_runs(device: torch.device, dim: int) -> bool:
-    """Whether the kernel runs here: Triton needs a C compiler, and a GPU that it knows and that has enough fast memory."""
+    """Whether the kernel runs here, and is right: Triton needs a C compiler, and a GPU that it knows and that has enough fast
+    memory."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
     from realm.search.group_maxima_kernel import LARGEST_DIM, group_maxima
 
     if dim > LARGEST_DIM:
         return False
-    vectors_ND = torch.zeros(GROUP, dim, dtype=torch.float16, device=device)
+    draw = torch.Generator(device).manual_seed(0)
+    vectors_ND = torch.randn(2 * GROUP, dim, generator=draw, device=device).half()
+    plain_BG = group_maxima_in_chunks(vectors_ND, vectors_ND).float()
     try:
-        group_maxima(vectors_ND, vectors_ND, GROUP)
-    except (
-        Exception
-    ):  # each of these reasons has an exception of its own, which differs between versions of Triton
+        return torch.allclose(group_maxima(vectors_ND, vectors_ND, GROUP), plain_BG, rtol=0.02, atol=0.02)
+    except Exception:
+        # Each of these reasons has an exception of its own, which differs between versions of Triton.
         return False
-    return True
 
 
 def group_maxima_in_chunks(query_BD: Tensor, vectors_ND: Tensor) -> Tensor:
-    """`group_maxima` by matrix products, which write the scores of a chunk to memory."""
+    """The largest score of each full group, [B, G] in float16, of queries and vectors in float16.
+
+    The scores are computed by matrix products, which write the scores of a chunk to memory.
+    """
+    # Otherwise parts of a sum may be rounded to float16 too. It stays off, because searches can run in several threads.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     queries, groups = len(query_BD), len(vectors_ND) // GROUP
     maxima_BG = query_BD.new_empty(queries, groups)
     at_a_time = max(1, SCORES // (GROUP * max(1, queries)))

@@ -66,14 +66,58 @@ def test_numbers_that_are_not_finite_give_the_hits_of_a_search_without_prefilter
     assert torch.allclose(found.score_BK, wanted.score_BK, equal_nan=True)
 
 
-def test_mixed_precision_around_a_search_changes_nothing(monkeypatch):
+def test_mixed_precision_around_a_search_changes_no_product(monkeypatch):
     as_on_a_gpu(monkeypatch)
-    draw = np.random.default_rng(0)
+    draw, products = np.random.default_rng(0), []
+    plain = half_prefilter.group_maxima_in_chunks
+    monkeypatch.setattr(
+        half_prefilter,
+        "group_maxima_in_chunks",
+        lambda *given: products.append(plain(*given)) or products[-1],
+    )
     index, query = MipsIndex(made("gaussian", 2000, 8, draw)), torch.from_numpy(draw.standard_normal((4, 8)))
     wanted = index.search(query, 5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = index.search(query, 5)
+    assert torch.equal(*products)
     assert torch.equal(found.number_BK, wanted.number_BK) and torch.equal(found.score_BK, wanted.score_BK)
+
+
+def test_score_as_high_as_the_bound_is_doubtful(monkeypatch):
+    """All vectors are equal, so the passages with the smallest numbers are the best, wherever the candidates are."""
+    as_on_a_gpu(monkeypatch)
+    vectors_ND = torch.zeros(2000, 8, dtype=torch.float16)
+    last_groups = torch.arange(1500, 1620).expand(3, -1)
+    monkeypatch.setattr(half_prefilter, "candidates", lambda *_: (last_groups, torch.zeros(3)))
+    assert MipsIndex(vectors_ND).search(torch.ones(3, 8), 4).number_BK.tolist() == [[0, 1, 2, 3]] * 3
+
+
+def test_kernel_that_fails_or_is_wrong_is_not_used(monkeypatch):
+    """As on a machine whose Triton has no C compiler; `_kernel_runs` itself runs, with a CPU in the place of the GPU."""
+    pytest.importorskip("triton")
+    from realm.search import group_maxima_kernel
+
+    def fails(*_: object) -> torch.Tensor:
+        raise RuntimeError("Failed to find C compiler")
+
+    class Gpu:
+        type = "cuda"
+
+    def probe(device: object, dim: int) -> bool:
+        return half_prefilter._kernel_runs.__wrapped__(device, dim)
+
+    plain = half_prefilter.group_maxima_in_chunks
+    monkeypatch.setattr(torch, "Generator", lambda device: torch._C.Generator())
+    monkeypatch.setattr(torch, "randn", lambda *size, generator, device: torch.ones(size))
+    for kernel, runs in (
+        (fails, False),
+        (lambda query, vectors, group: torch.zeros(len(query), 2), False),
+        (lambda query, vectors, group: plain(query, vectors).float(), True),
+    ):
+        monkeypatch.setattr(group_maxima_kernel, "group_maxima", kernel)
+        assert probe(Gpu(), 32) is runs
+    assert not probe(Gpu(), 256)
+    assert not probe(torch.device("cpu"), 32)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
