@@ -26,10 +26,10 @@ _held = threading.local()
 
 
 def what_it_is(folder: Path) -> str:
-    """ ", it is a model" or ", it is a knowledge base", for the message that refuses the folder; otherwise ""."""
+    """ "a model" or "a knowledge base", for the message that refuses the folder; otherwise ""."""
     if (folder / MANIFEST).is_file():
-        return ", it is a model"
-    return ", it is a knowledge base" if (folder / PASSAGES).is_dir() else ""
+        return "a model"
+    return "a knowledge base" if (folder / PASSAGES).is_dir() else ""
 
 
 @contextmanager

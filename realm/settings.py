@@ -60,7 +60,7 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
         InputError: one line with all problems.
     """
     values: dict[str, Any] = {}
-    where = "--set"
+    where = changing = f"--set [{section}]"
     if file is not None:
         path = _config_path(file)
         where = f"{path} [{section}]"
@@ -86,7 +86,7 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
     except InputError:
         if overrides and file is not None:
             config_from(cls, values, where)  # an error of the file
-            return config_from(cls, changed, "--set")
+            return config_from(cls, changed, changing)
         raise
 
 

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import re
 import shlex
 import shutil
@@ -101,6 +102,7 @@ def break_models_and_knowledge_bases() -> None:
     broken("k_cut", str(data.relative_to("kb")), data.read_bytes()[:-100], like="kb")
     lance.write_dataset(pa.table({"vector": [1.0, 2.0]}), "k_other/passages.lance")
     Path("nothing").mkdir()
+    os.mkfifo("pipe")
 
 
 def files_of(folder: Path) -> dict[str, Any]:
@@ -248,7 +250,7 @@ USES = [
 MODELS = {
     "./missing": "./missing",
     "nothing": "nothing (is not a realm model|has no)",
-    "kb": "kb (is not a model, it is a knowledge base|has no)",
+    "kb": "kb (is a knowledge base, not a model|has no)",
     "m_gpt2": "m_gpt2 is (not a realm model|a 'gpt2' model)",
     "m_bert": "m_bert is not a realm model .*: to make a model from an encoder, run `realm mlm --init m_bert --out ...`",
     "m_database": "m_database/realm.json is damaged",
@@ -269,7 +271,7 @@ KEEPS = [
 KNOWLEDGE_BASES = {
     "missing": "missing is not a knowledge base: make one with `realm kb build",
     "nothing": "nothing is not a knowledge base",
-    "qa": "qa is not a knowledge base, it is a model",
+    "qa": "qa is a model, not a knowledge base",
     "k_other": "k_other(/passages.lance)? (is not a knowledge base|is damaged|cannot be read)",
     "k_tokenizer": "k_tokenizer/tokenizer has fingerprint .*: restore tokenizer",
     "k_cut": "k_cut is damaged: passages.lance/data/.* bytes instead of",
@@ -298,6 +300,9 @@ WRITES = {
     "evaluate --kb kb --model qa --questions q.jsonl --out q.jsonl": "--out q.jsonl is also --questions: name another",
     "evaluate --kb kb --model qa --questions q.jsonl --save-predictions ./q.jsonl": "is also --questions: name another",
     "evaluate --kb kb --model qa --questions q.jsonl --out q.jsonl/x": "q.jsonl/x cannot be written: .*: Not a directory",
+    "evaluate --kb kb --model qa --questions q.jsonl --out a --save-predictions ./a": "is also --out: name another",
+    "evaluate --kb kb --model qa --questions q.jsonl --out pipe": "is a device or a pipe",
+    "evaluate --kb kb --model qa --questions q.jsonl --out newdir/": "--out newdir is a folder",
     "retrieve --kb kb --model qa --questions q.jsonl --out q.jsonl": "is also --questions: name another file",
     "retrieve --kb kb --model qa --questions q.jsonl --out s3://a/b": "must be on this machine",
     "probe --kb kb --model qa --out qa": "--out qa is a folder",
@@ -322,7 +327,7 @@ PLACES = {
     "kb build towns.jsonl --out new --vocab-size 99999999999": "is not a number from 100 to 1,000,000",
     f"mlm --kb kb {TINY} --set encoder.heads=3": "encoder: heads is 3: it must divide hidden, which is ",
     f"mlm --kb kb {TINY} --set encoder.layers=0": "encoder: layers is 0: it must be 1 or more",
-    f"mlm --kb kb {TINY} --set stpes=3": "realm: --set: unknown key stpes",
+    f"mlm --kb kb {TINY} --set stpes=3": "realm: --set .mlm.: unknown key stpes",
     f"pretrain --kb kb --model encoder {TINY} --set candidates=0": "candidates is 0: it must be 1 or more",
     "compare tables --check missing.json --dir new": "missing.json does not exist",
 }

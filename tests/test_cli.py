@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from realm import cli
-from realm.cli.arguments import Parser, report
+from realm.cli.arguments import Parser, report, wrapped
 from realm.errors import InputError
 from realm.settings import TABLES, config_from, presets, read_config
 
@@ -418,3 +419,15 @@ def test_a_report_is_one_json_line_or_a_table(capsys: pytest.CaptureFixture[str]
         "left      none",
         "reasons   none",
     ]
+
+
+def test_long_lines_are_broken_between_words_on_a_terminal_but_rows_of_tables_are_not(monkeypatch) -> None:
+    prose, row = "   " + "word " * 30 + "well-known", "BM25 (words)            40.8   59.2   77.5"
+    assert wrapped(prose) == prose  # standard output is no terminal
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = wrapped(prose).split("\n")
+    assert len(lines) > 3 and all(len(line) <= 40 and line.startswith("   ") for line in lines)
+    assert " ".join(" ".join(lines).split()) == " ".join(prose.split())
+    assert wrapped(row) == row
+    assert wrapped("short") == "short"

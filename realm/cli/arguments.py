@@ -87,8 +87,10 @@ class Parser(argparse.ArgumentParser):
         if value is None or "://" in value:
             return
         path = Path(value)
-        if path.is_dir():
+        if path.is_dir() or value.endswith("/"):
             raise InputError(f"{flag} {path} is a folder: give the path of a file")
+        if path.exists() and not path.is_file():  # it would be replaced, not written to
+            raise InputError(f"{flag} {path} is a device or a pipe: give the path of a file")
         folder = next(one for one in path.absolute().parents if one.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()
@@ -97,9 +99,9 @@ class Parser(argparse.ArgumentParser):
             raise InputError(refused + way_out(folder, error)) from error
         for action in self._actions:
             other = getattr(found, action.dest, None)
-            if action.dest in self._written or not isinstance(other, str) or not path.exists():
+            if action.metavar != "FILE" or action.dest == name or not isinstance(other, str):
                 continue
-            if Path(other).exists() and path.samefile(other):
+            if os.path.realpath(other) == os.path.realpath(path):
                 raise InputError(f"{flag} {path} is also {_name_of(action)}: name another file")
 
     def _refuse_addresses(self, found: argparse.Namespace) -> None:
@@ -387,9 +389,12 @@ def for_terminal(text: str) -> str:
 
 
 def wrapped(line: str) -> str:
-    """The line, broken between words where a terminal on standard output would break it, with the indentation of its start."""
+    """The line, broken between words where a terminal on standard output would break it, with the indentation of its start.
+
+    A row of a table, whose columns are three spaces apart, stays.
+    """
     columns = shutil.get_terminal_size().columns
-    if not sys.stdout.isatty() or len(line) <= columns:
+    if not sys.stdout.isatty() or len(line) <= columns or "   " in line.strip():
         return line
     indent = " " * (len(line) - len(line.lstrip()))
     return textwrap.fill(

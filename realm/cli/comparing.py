@@ -44,8 +44,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help=f"change one setting of [{section}], or with data.NAME=VALUE of [data]; also of kb, mlm, ict, pretrain and "
-            "finetune, for all rows; can be given several times",
+            help=f"change one setting of [{section}], or with TABLE.NAME=VALUE of another table: data, kb, mlm, ict, pretrain "
+            "or finetune; can be given several times",
         )
         table.add_argument(
             "--rows", metavar="ROW", nargs="+", help="make only these rows (default: all rows)"
@@ -183,6 +183,8 @@ def _table(args: argparse.Namespace, title: str) -> None:
         for name in ("data", *STAGES)
     }
     args.set = [one for one in args.set if one.partition(".")[0] not in of_table]
+    if unknown := [one for one in args.set if "." in one.partition("=")[0]]:
+        raise InputError(f"--set {unknown[0]}: settings of tables are those of {', '.join(of_table)}")
     data = read_config(DataConfig, args.config, "data", of_table.pop("data"))
     config, changed = settings(args, TableConfig), {name: given for name, given in of_table.items() if given}
     if args.rows:

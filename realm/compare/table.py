@@ -108,6 +108,8 @@ class DataJson(TypedDict):
     """The setting `data.reading.corpus`, if a row with a reader was trained. A folder of an earlier version has no such key."""
     published: dict[str, str]
     """The settings of `data.published`."""
+    stage_settings: dict[str, list[str]]
+    """Settings of the stages that differ from the preset (`Plan.changed`). A folder of an earlier version has no such key."""
 
 
 def _has_readers(plan: Plan) -> bool:
@@ -139,12 +141,21 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
         "questions": {name: digest_of(questions) for name, questions in asked.items()},
         "reading": list(data.reading.corpus) if plan.trains_readers else [],
         "published": asdict(data.published),
+        "stage_settings": {name: list(settings) for name, settings in plan.changed.items()},
     }
     if file.exists():
-        before = cast(DataJson, {"warm_start": True, "reading": [], **read_json(file)})
+        before = cast(DataJson, {"warm_start": True, "reading": [], "stage_settings": {}, **read_json(file)})
         parts = [
             key
-            for key in ("corpus", "text", "documents", "encoder", "warm_start", "first_seed")
+            for key in (
+                "corpus",
+                "text",
+                "documents",
+                "encoder",
+                "warm_start",
+                "first_seed",
+                "stage_settings",
+            )
             if before[key] not in (now[key], [])
         ]
         asked_before = before["questions"]

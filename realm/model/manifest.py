@@ -126,7 +126,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         raise InputError(f"no model at {folder}: the folder does not exist")
     if not is_model(path):
         if known := what_it_is(path):
-            raise InputError(f"{folder} is not a model{known}")
+            raise InputError(f"{folder} is {known}, not a model")
         raise InputError(
             f"{folder} is not a realm model (it has no {MANIFEST}): to make a model from an encoder, run "
             f"`realm mlm --init {folder} --out ...`"

@@ -134,12 +134,11 @@ def first_positives_bm25(
 def first_positives_hybrid(
     queries: Sequence[MaskedQuery],
     query_BD: Tensor,
-    index: PassageIndex,
+    retriever: Retriever,
     kb: KnowledgeBase,
     depth: int = max(RANKS),
 ) -> np.ndarray:
     """The ranks of `first_positives`, but for a search by vectors and by the unmasked words of each query together -> [B]."""
-    retriever = Retriever(kb, index)
     _, number_BK = retriever.search(_unmasked(queries, kb), depth + 8, "hybrid", query_BD)
     return _ranks(queries, number_BK, kb.tokens, depth)
 

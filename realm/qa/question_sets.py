@@ -29,7 +29,6 @@ from realm.qa.question_files import Question
 from realm.qa.scoring import evaluation
 from realm.qa.scoring.calibration import Confidence
 from realm.qa.scoring.metrics import OURS, Scoring, first_hit, has_answer
-from realm.search.exact import PassageIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
@@ -346,14 +345,13 @@ def _evaluate_passages(
 def question_ranks(
     model: Model,
     kb: KnowledgeBase,
-    index: PassageIndex,
+    retriever: Retriever,
     questions: Sequence[Question],
     depth: int,
     method: Method = "dense",
 ) -> np.ndarray:
     """Rank, from 1, of the first passage that contains an answer; 0 if none of the best `depth` passages does -> [B]."""
     ranks = []
-    retriever = Retriever(kb, index)
     for start in range(0, len(questions), 64):
         part = questions[start : start + 64]
         ids = model.tokenizer.encode([q.question for q in part])

@@ -147,7 +147,7 @@ class KnowledgeBase:
         restore(folder)
         if newest_version(folder / TABLE) is None:
             if known := what_it_is(folder):
-                raise InputError(f"{folder} is not a knowledge base{known}")
+                raise InputError(f"{folder} is {known}, not a knowledge base")
             raise InputError(
                 f"{folder} is not a knowledge base: make one with `realm kb build SOURCE... --out {folder}`"
             )

@@ -221,6 +221,7 @@ def train(
                     examples.texts(batch), config.retrieved, method, search_BD.detach()
                 )
                 holds_BN = examples.holds(batch, number_BN)
+                run.state["answers"] = run.state.get("answers", 0) + int(holds_BN.any(axis=1).sum())
                 number_BN, holds_BN = examples.choose(
                     batch, number_BN, holds_BN, contrast, distributed.shard(unanswerable(config, step))
                 )
@@ -246,7 +247,6 @@ def train(
                     sampled_loss, taught = sampled_reader_loss(reader, rows, span_RWT, reader_loss, rng)
                 share = own_share(logit_bX, counted_bX)
                 reader_loss, sampled_loss = share * reader_loss, share * sampled_loss
-            run.state["answers"] = run.state.get("answers", 0) + int(holds_BN.any(axis=1).sum())
             run.update(
                 retriever_loss + reader_loss + sampled_loss,
                 {
@@ -272,9 +272,9 @@ def train(
         best.restore()
         if moves:
             refresher.publish_final(model, run.step, version, out)
-        if run.state.get("answers") == 0:
+        if not distributed.any_rank(run.state.get("answers") != 0):
             run.report(
-                "nothing was learned: no passage that was found for a training question contained one of its answers"
+                "no passage that was found for a training question contained one of its answers, so no answer was learned"
             )
         return run.finish()
 

@@ -33,6 +33,7 @@ from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
 from realm.qa.scoring.metrics import RANKS, recall_at
 from realm.search.exact import MipsIndex
+from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
 from realm.train.sharding import load_weights
@@ -145,7 +146,9 @@ class HealthWatch:
         top = self._found(version, query_BD)
         line = {f"probe_recall_{k}": round(recall_at(ranks, k), 2) for k in RANKS}
         if self.questions:
-            question = question_ranks(self.model, self.kb, version.index, self.questions, max(RANKS))
+            question = question_ranks(
+                self.model, self.kb, Retriever(self.kb, version.index), self.questions, max(RANKS)
+            )
             line |= {f"question_recall_{k}": round(recall_at(question, k), 2) for k in RANKS}
         if old is not None:
             line["churn"] = round(1 - overlap(self.state["top"].cpu().numpy(), top), 4)

@@ -36,7 +36,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -71,8 +71,10 @@ SHOWN = (
     "accuracy", "recall_read", "retriever_loss",
 )  # fmt: skip
 """Numbers that the progress bar shows, if a stage logs them."""
-DATA = ("init", "kb", "text", "questions")
-"""Names of `settings` that say which data a stage was given; the others are settings of the stage."""
+GIVEN = ("init", "kb", "held_out", "passage_tokens", "text", "questions")
+"""Names of `settings` that say which model and data a stage was given; the others are settings of the stage."""
+LOCK = "lock"
+"""Name of the lock file of a run."""
 LOCK_PATIENCE = 10.0
 """Seconds that a run waits for the lock of its folder, because a killed run may need some seconds to end."""
 
@@ -282,10 +284,17 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             refused = kind is not None and issubclass(kind, RealmError)
             if refused and self.step == 0 and not self._checkpoints.files():
-                shutil.rmtree(self.folder)
+                self._remove_traces()
             self._lock.close()
         del self._averaging  # holds the process group
         distributed.shutdown()
+
+    def _remove_traces(self) -> None:
+        """Removes the files of this run, and the folder if it is then empty. Logs of builds and computed states stay."""
+        for name in ("settings.json", METRICS, LOCK):
+            (self.folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _check_out(self) -> None:
         if not self.out.exists():
@@ -303,8 +312,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         main = distributed.is_main_process()
         with contextlib.ExitStack() as undo:
             if main:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._lock = (self.folder / "lock").open("ab")
+                self._lock = self._opened_lock()
                 undo.callback(self._lock.close)
                 self._take_lock()
                 # If another run has ended while this run was waiting for the lock, the folder no longer exists.
@@ -366,6 +374,12 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                 f"{self.folder} contains an interrupted run {_differing(before, self.settings)}: repeat the command of that "
                 "run to continue it, or remove the folder to start again"
             )
+
+    def _opened_lock(self) -> IO[bytes]:
+        while True:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # a run that ended has just removed the folder
+                return (self.folder / LOCK).open("ab")
 
     def _take_lock(self) -> None:
         end = time.monotonic() + LOCK_PATIENCE
@@ -454,8 +468,8 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if before.get("stage") != now["stage"]:
         return f"of `realm {before.get('stage')}`"
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-    if set(changed) <= set(DATA):
-        return f"with other data, or with data that have changed since ({', '.join(changed)})"
+    if set(changed) <= set(GIVEN):
+        return f"with another model or other data, or these have changed since ({', '.join(changed)})"
     return f"with other settings ({', '.join(changed)})"
 
 

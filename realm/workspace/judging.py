@@ -27,6 +27,7 @@ from realm.qa.question_sets import evaluate_bm25, question_ranks
 from realm.qa.scoring.metrics import RANKS, recall_at
 from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.questions import MadeQuestion
+from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace.report import Recall, TestJson
 
@@ -96,18 +97,18 @@ def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, descri
     """Ranks of the first positives by a model that has an index in the knowledge base."""
     model = load_model(path, reader=False).to(choose_device(device))
     index = complete_index(kb, model, path).index
-    found = ModelRanks({}, {})
+    retriever, found = Retriever(kb, index), ModelRanks({}, {})
     total = len(queries.facts) + len(queries.questions)
     with progress(total=total, description=description, unit="query") as bar, autocast(model.device, "auto"):
         if queries.facts:
             query_BD = embed_queries(model, queries.facts)
             found.vectors["masked_facts"] = first_positives(queries.facts, query_BD, index, kb.tokens)
-            found.hybrid["masked_facts"] = first_positives_hybrid(queries.facts, query_BD, index, kb)
+            found.hybrid["masked_facts"] = first_positives_hybrid(queries.facts, query_BD, retriever, kb)
             bar.update(len(queries.facts))
         if queries.questions:
             asked = queries.questions
-            found.vectors["made_questions"] = question_ranks(model, kb, index, asked, max(RANKS))
-            found.hybrid["made_questions"] = question_ranks(model, kb, index, asked, max(RANKS), "hybrid")
+            found.vectors["made_questions"] = question_ranks(model, kb, retriever, asked, max(RANKS))
+            found.hybrid["made_questions"] = question_ranks(model, kb, retriever, asked, max(RANKS), "hybrid")
             bar.update(len(queries.questions))
     return found
 

@@ -184,9 +184,9 @@ def _example(example: ExampleJson) -> list[str]:
     answer = "(the model has no span reader: passages only)"
     if example["answer"] is not None:
         guess = "" if example["found"] else "a guess, "
-        answer = f"{example['answer']}   ({guess}probability {example['probability']:.2f})"
+        answer = f"{example['answer']}  ({guess}probability {example['probability']:.2f})"
     return [
-        f"Q  {example['question']}   (made from: {example['expected']})",
+        f"Q  {example['question']}  (made from: {example['expected']})",
         f"A  {answer}",
         f"   {example['title']}: {example['evidence']}",
         "",

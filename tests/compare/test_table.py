@@ -215,6 +215,7 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
         (f'data.train=["{other}"]', "train, dev"),
         ("data.train=[]", "train, dev"),
         ("seeds=[1]", "first_seed"),
+        ("pretrain.dropout=0.5", "stage_settings"),
     ):
         words = home.words("compare", home.table1, "--set", setting)
         assert cli.main(words) == 2

@@ -337,9 +337,9 @@ def test_evaluation_without_a_span_reader_counts_recall_only(tiny_kb, tiny_model
         ranks.append(1 + next(i for i, text in enumerate(texts) if question.answers[0] in text))
     assert report["recall"]["5"] == round(100 * np.mean([rank <= 5 for rank in ranks]), 2)
     assert report["mrr"] == round(100 * np.mean([1 / rank for rank in ranks]), 2)
-    index = complete_index(tiny_kb, answerer.model, str(tiny_model_folder)).index
-    assert question_ranks(answerer.model, tiny_kb, index, QUESTIONS, 28).tolist() == ranks
-    assert question_ranks(answerer.model, tiny_kb, index, QUESTIONS, 3).tolist() == [
+    retriever = Retriever(tiny_kb, complete_index(tiny_kb, answerer.model, str(tiny_model_folder)).index)
+    assert question_ranks(answerer.model, tiny_kb, retriever, QUESTIONS, 28).tolist() == ranks
+    assert question_ranks(answerer.model, tiny_kb, retriever, QUESTIONS, 3).tolist() == [
         r if r <= 3 else 0 for r in ranks
     ]
 

@@ -118,7 +118,7 @@ def test_first_positives_of_a_hybrid_search_are_those_of_the_search_for_answers(
         visible = " ".join(w for w in tiny_kb.tokenizer.tokens(query.ids) if w != "[MASK]")
         _, number_BK = retriever.search([visible], 28, "hybrid", vectors[row : row + 1])
         order.append(number_BK[0].tolist())
-    ranks = first_positives_hybrid(queries, vectors, index, tiny_kb, 20)
+    ranks = first_positives_hybrid(queries, vectors, retriever, tiny_kb, 20)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, 20)
 
 

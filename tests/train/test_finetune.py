@@ -77,9 +77,9 @@ def test_questions_without_an_answer_in_any_passage_are_named_at_the_end(
 ) -> None:
     nowhere = [Question("n", "on which river lies Arden?", ("Zzyzx",))]
     finetune.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), nowhere, DEV)
-    assert "nothing was learned: no passage that was found" in capsys.readouterr().err
+    assert "so no answer was learned" in capsys.readouterr().err
     train(tiny_kb, tmp_path / "learned", tiny_model_folder)
-    assert "nothing was learned" not in capsys.readouterr().err
+    assert "no answer was learned" not in capsys.readouterr().err
 
 
 def test_same_seed_gives_the_same_model(made, tiny_kb, tiny_model_folder, tmp_path) -> None:
@@ -98,7 +98,7 @@ def test_stopped_run_does_not_go_on_with_other_questions(
     tiny_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
     stopped_at(1, monkeypatch, lambda: train(tiny_kb, tmp_path / "out", tiny_model_folder))
-    with pytest.raises(RealmError, match=r"data that have changed since \(questions\)"):
+    with pytest.raises(RealmError, match=r"these have changed since \(questions\)"):
         train(tiny_kb, tmp_path / "out", tiny_model_folder, dev=DEV[1:])
 
 

@@ -139,6 +139,17 @@ def test_run_that_is_refused_before_its_first_step_leaves_no_folder(tiny_model, 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_refused_run_leaves_what_others_have_put_into_its_folder(tiny_model, tmp_path) -> None:
+    (tmp_path / "out.training").mkdir()
+    (tmp_path / "out.training" / "notes.txt").write_text("precious")
+    with (
+        pytest.raises(InputError, match="too few passages"),
+        TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1}),
+    ):
+        raise InputError("too few passages")
+    assert [path.name for path in (tmp_path / "out.training").iterdir()] == ["notes.txt"]
+
+
 def test_run_of_another_stage_or_with_other_data_is_named(tiny_model_folder, tmp_path) -> None:
     out, file = tmp_path / "out", tmp_path / "out.training" / "settings.json"
     with pytest.raises(KeyboardInterrupt):
@@ -146,7 +157,7 @@ def test_run_of_another_stage_or_with_other_data_is_named(tiny_model_folder, tmp
     saved = json.loads(file.read_text())
     for change, message in (
         ({"stage": "pretrain", "candidates": 8}, "an interrupted run of `realm pretrain`: repeat"),
-        ({"kb": "1234"}, r"with other data, or with data that have changed since \(kb\): repeat"),
+        ({"kb": "1", "held_out": 0.5}, r"or these have changed since \(held_out, kb\): repeat"),
     ):
         file.write_text(json.dumps(saved | change))
         with pytest.raises(RealmError, match=message):
