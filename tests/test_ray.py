@@ -188,7 +188,10 @@ def test_error_of_the_work_is_the_error_of_the_call(cluster) -> None:
 def test_address_without_the_engine_is_one_line(tiny_kb, tiny_model_folder, capsys) -> None:
     command = ["index", "--kb", str(tiny_kb.folder), "--model", str(tiny_model_folder)]
     assert main([*command, "--ray-address", "head:6379"]) == 2
-    assert capsys.readouterr().err == 'realm: --set: ray_address is head:6379, which needs engine = "ray"\n'
+    assert (
+        capsys.readouterr().err
+        == 'realm: --set [index]: ray_address is head:6379, which needs engine = "ray"\n'
+    )
 
 
 def test_cluster_embeds_the_vectors_of_one_process_and_continues(
