@@ -169,32 +169,10 @@ def train(
         model.lengths = reading_lengths(model.lengths, config.reading_tokens)
     moves = config.update_passages
     found = None if moves else complete_index(kb, model, init)
-    finds_none = config.unanswerable > 0
-    if config.reader is not None:
-        take_reader(model, config.reader)
-    reader = model.span_reader or start_reader(model, config.seed, config.whole_words, finds_none)
-    if finds_none and not reader.config.finds_none:
-        raise InputError(
-            f"the span reader of {config.reader or init} always finds an answer, so it cannot be trained with unanswerable = "
-            f"{config.unanswerable:g}: set unanswerable to 0, or start from a model without a span reader"
-        )
-    reader.config = replace(reader.config, objective=config.objective, retrieval_score=config.retrieval_score)
+    reader = _reader_to_train(model, config, init)
     method = config.method or model.calibration.method
     model.calibration = Calibration(method=method)
-    head_rate = config.learning_rate if config.head_rate is None else config.head_rate
-    rates: dict[nn.Module, float] = {reader.encoder: config.learning_rate}
-    rates |= dict.fromkeys(reader.head(), head_rate)
-    if config.retriever_rate == 0:
-        model.embedder.requires_grad_(False)
-    elif moves:
-        rates[model.embedder] = config.retriever_rate
-    else:
-        model.embedder.untie()
-        rates[model.embedder.query] = config.retriever_rate
-    if config.input_embeddings == "frozen":
-        reader.encoder.embeddings.requires_grad_(False)
-        if config.retriever_rate > 0:
-            freeze_input_embeddings(model.embedder)
+    rates = _learning_rates(model, reader, config)
     examples = Examples(kb, model, questions, config.contains)
     asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
     names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
@@ -277,6 +255,47 @@ def train(
                 "no passage that was found for a training question contained one of its answers, so no answer was learned"
             )
         return run.finish()
+
+
+def _reader_to_train(model: Model, config: FinetuneConfig, init: str) -> SpanReader:
+    """The span reader of `config.reader` or of the model, or a new one, with the objective of the settings.
+
+    Raises:
+        InputError: the reader always finds an answer, but is to be trained with questions without an answer.
+    """
+    finds_none = config.unanswerable > 0
+    if config.reader is not None:
+        take_reader(model, config.reader)
+    reader = model.span_reader or start_reader(model, config.seed, config.whole_words, finds_none)
+    if finds_none and not reader.config.finds_none:
+        raise InputError(
+            f"the span reader of {config.reader or init} always finds an answer, so it cannot be trained with unanswerable = "
+            f"{config.unanswerable:g}: set unanswerable to 0, or start from a model without a span reader"
+        )
+    reader.config = replace(reader.config, objective=config.objective, retrieval_score=config.retrieval_score)
+    return reader
+
+
+def _learning_rates(model: Model, reader: SpanReader, config: FinetuneConfig) -> dict[nn.Module, float]:
+    """Each part that is trained -> its learning rate; all other weights are frozen.
+
+    If only the query tower is trained, the two towers no longer share weights.
+    """
+    head_rate = config.learning_rate if config.head_rate is None else config.head_rate
+    rates: dict[nn.Module, float] = {reader.encoder: config.learning_rate}
+    rates |= dict.fromkeys(reader.head(), head_rate)
+    if config.retriever_rate == 0:
+        model.embedder.requires_grad_(False)
+    elif config.update_passages:
+        rates[model.embedder] = config.retriever_rate
+    else:
+        model.embedder.untie()
+        rates[model.embedder.query] = config.retriever_rate
+    if config.input_embeddings == "frozen":
+        reader.encoder.embeddings.requires_grad_(False)
+        if config.retriever_rate > 0:
+            freeze_input_embeddings(model.embedder)
+    return rates
 
 
 def own_share(logit_BX: Tensor, correct_BX: Tensor) -> Tensor:
