@@ -155,7 +155,7 @@ def test_killed_at_any_moment_a_run_goes_on_and_its_model_and_curve_are_the_same
             if process.exitcode == 0 or is_complete(out):
                 break
         assert "Traceback" not in log.read_text()
-        # If a run is killed between the commit of an index and its next checkpoint, the index is built again, as a later version.
+        # After a kill between the commit of an index and the next checkpoint, the index is built again, as a later version.
         assert_same_result(out, tmp_path / "plain", ignored=frozenset({"index_number"}))
         assert not publishes or take_index(own_kb, out) == index
         assert sorted(p.name for p in tmp_path.glob("run*")) == sorted(
