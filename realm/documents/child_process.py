@@ -33,6 +33,7 @@ MODULES = {
     ".pdf": "realm.documents.formats.pdf",
     ".rst": "realm.documents.formats.rst",
     ".docx": "realm.documents.formats.word",
+    ".odt": "realm.documents.formats.odt",
     ".pptx": "realm.documents.formats.slides",
     ".xlsx": "realm.documents.formats.workbooks",
     ".xls": "realm.documents.formats.workbooks",

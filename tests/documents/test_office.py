@@ -11,6 +11,7 @@ import pytest
 import xlsxwriter
 from pptx import Presentation
 
+from realm.documents.formats import odt as odt_reader
 from realm.documents.formats import slides, workbooks
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
@@ -165,6 +166,53 @@ def test_slides_are_read_in_their_order_with_tables_groups_and_notes(tmp_path: P
     assert [section.title for section in record.sections] == ["Rivers", "Rivers > Towns of the Ouse"]
 
 
+# -- OpenDocument texts
+
+
+def odt(path: Path, body: str, title: str = "") -> Path:
+    names = ("office", "table", "text")
+    spaces = "".join(f' xmlns:{name}="urn:oasis:names:tc:opendocument:xmlns:{name}:1.0"' for name in names)
+    content = (
+        f"<office:document-content{spaces}><office:body><office:text>{body}</office:text></office:body>"
+        "</office:document-content>"
+    )
+    meta = (
+        f'<office:document-meta{spaces} xmlns:dc="http://purl.org/dc/elements/1.1/"><office:meta>'
+        f"<dc:title>{title}</dc:title></office:meta></office:document-meta>"
+    )
+    mime = "application/vnd.oasis.opendocument.text"
+    return zipped(path, {"mimetype": mime, "content.xml": content, "meta.xml": meta})
+
+
+BODY = (
+    "<text:tracked-changes><text:deletion><text:p>Deleted.</text:p></text:deletion></text:tracked-changes>"
+    '<text:p text:style-name="Title">Towns of the Ouse</text:p>'
+    "<text:p>Arden lies on<text:s/>the <text:span>Ouse</text:span><text:note><text:note-citation>1</text:note-citation>"
+    "<text:note-body><text:p>A river &lt;b&gt;.</text:p></text:note-body></text:note>.<office:annotation><text:p>Really?"
+    "</text:p></office:annotation></text:p>"
+    '<text:h text:outline-level="2">Goods</text:h>'
+    "<text:list><text:list-item><text:p>salt</text:p></text:list-item><text:list-item><text:p>wool<text:line-break/>"
+    "and amber</text:p></text:list-item></text:list>"
+    "<table:table><table:table-header-rows><table:table-row><table:table-cell><text:p>Town</text:p></table:table-cell>"
+    "<table:table-cell><text:p>River</text:p></table:table-cell></table:table-row></table:table-header-rows>"
+    "<table:table-row><table:table-cell><text:p>Halden</text:p></table:table-cell><table:table-cell><text:p>Velka"
+    "</text:p></table:table-cell></table:table-row></table:table>"
+)
+
+
+def test_text_of_open_document_is_read_with_lists_tables_and_notes(tmp_path: Path) -> None:
+    record = one(odt_reader.read, odt(tmp_path / "a.odt", BODY), headings=True)
+    assert record.title == "Towns of the Ouse"
+    assert record.text == (
+        "Arden lies on the Ouse.\n\nA river <b>.\n\nGoods\n\nsalt\n\nwool\nand amber\n\nTown: Halden; River: Velka."
+    )
+    assert [section.title for section in record.sections] == [
+        "Towns of the Ouse",
+        "Towns of the Ouse > Goods",
+    ]
+    assert one(odt_reader.read, odt(tmp_path / "b.odt", BODY, "Register")).title == "Register"
+
+
 # -- what cannot be read
 
 
@@ -173,6 +221,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("office")
     workbook(folder / "towns.xlsx", {"S": TOWNS})
     presentation(folder / "talk.pptx")
+    odt(folder / "towns.odt", BODY)
     (folder / "towns.xls").write_bytes((FIXTURES / "towns.xls").read_bytes())
     return folder
 
@@ -180,6 +229,8 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path: Path) -> None:
     workbook(tmp_path / "none.xlsx", {"S": []})
     Presentation().save(str(tmp_path / "none.pptx"))
+    odt(tmp_path / "none.odt", "<text:p/>")
+    zipped(tmp_path / "noise.odt", {"a.txt": "a"})
     (tmp_path / "noise.xls").write_bytes(random.Random(0).randbytes(1_000))
     (tmp_path / "noise.xlsx").write_bytes(b"PK" + random.Random(0).randbytes(1_000))
     for name in ("towns.xlsx", "talk.pptx"):
@@ -194,6 +245,8 @@ def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path:
     assert {Path(left.where).name: left.reason for left in report.left_out} == {
         "none.xlsx": "without text",
         "none.pptx": "without text",
+        "none.odt": "without text",
+        "noise.odt": "damaged",
         "noise.xls": "damaged",
         "noise.xlsx": "damaged",
         "bomb_towns.xlsx": "too long",
