@@ -2,7 +2,7 @@
 
     python benchmarks/search.py                                     # 10,000 to 1,000,000 vectors of 128 dimensions
     python benchmarks/search.py --sizes 13350000 --systems realm faiss-fp16     # size of Wikipedia: 3.4 GB in 16 bits
-    python benchmarks/search.py --sizes 13350000 --systems realm --batches 512 --device cuda        # ms_512 on a GPU
+    python benchmarks/search.py --sizes 13350000 --systems realm --batches 1 64 512 --device cuda   # with and without prefilter
 
 Every system gets the same vectors (unit vectors whose spectrum is similar to that of texts), the same queries and the same
 number of threads, in a process of its own.
@@ -40,7 +40,7 @@ import numpy as np
 import shared
 import torch
 
-from realm.search import int8_prefilter
+from realm.search import half_prefilter, int8_prefilter
 from realm.search.exact import MipsIndex
 
 D, K = 128, 20
@@ -202,7 +202,28 @@ def realm(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]
     """The exact search of `realm`, as in a server and in training."""
     index = MipsIndex(np.array(vectors_ND), torch.device(machine.device))
     index.prepare()
-    yield "", lambda queries: index.search(torch.from_numpy(queries), K).number_BK.cpu().numpy()
+
+    def find(queries: np.ndarray) -> np.ndarray:
+        return index.search(torch.from_numpy(queries), K).number_BK.cpu().numpy()
+
+    yield "", find
+    if machine.device == "cuda":
+        yield "no kernel", _without("_kernel_runs", find)
+        yield "float32", _without("is_fast", find)
+
+
+def _without(test: str, find: Find) -> Find:
+    """The search, while a test of the float16 prefilter (`realm.search.half_prefilter`) fails."""
+
+    def searched(queries: np.ndarray) -> np.ndarray:
+        usual = getattr(half_prefilter, test)
+        setattr(half_prefilter, test, lambda *_: False)
+        try:
+            return find(queries)
+        finally:
+            setattr(half_prefilter, test, usual)
+
+    return searched
 
 
 def faiss_flat(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]]:

@@ -14,8 +14,10 @@ from pathlib import Path
 from realm.errors import ConflictError, WriteFailed, reason, way_out
 from realm.files import read_json, write_json
 
-MANIFEST, PASSAGES = "realm.json", "passages.lance"
-"""A file that only the folder of a model has, and a folder that only the folder of a knowledge base has."""
+MANIFEST = "realm.json"
+"""The manifest of a model; no other folder has this file."""
+PASSAGES = "passages.lance"
+"""The table of passages in a knowledge base; no other folder has this folder."""
 LOCK = ".lock"
 """Lock file in a folder."""
 _EXCHANGE = 2

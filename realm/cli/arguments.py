@@ -62,9 +62,8 @@ class Parser(argparse.ArgumentParser):
         self._refuse_addresses(found)
         for name in ("out", *self._parts):
             value = getattr(found, name, None)
-            if (
-                isinstance(value, str) and not Path(value).name
-            ):  # "." has no name beside which files can be written
+            # "." has no name beside which files can be written.
+            if isinstance(value, str) and not Path(value).name:
                 setattr(found, name, os.path.abspath(value))
                 if not Path(os.path.abspath(value)).name:
                     self.error(f"argument --{name}: {value} is the whole file system")

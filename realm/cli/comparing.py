@@ -184,7 +184,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
     }
     args.set = [one for one in args.set if one.partition(".")[0] not in of_table]
     if unknown := [one for one in args.set if "." in one.partition("=")[0]]:
-        raise InputError(f"--set {unknown[0]}: settings of tables are those of {', '.join(of_table)}")
+        raise InputError(f"--set {unknown[0]}: the table must be one of {', '.join(of_table)}")
     data = read_config(DataConfig, args.config, "data", of_table.pop("data"))
     config, changed = settings(args, TableConfig), {name: given for name, given in of_table.items() if given}
     if args.rows:

@@ -134,8 +134,8 @@ class MadeBy(TypedDict):
     seeds: list[int]
     answer_seeds: int
     settings: dict[str, Any]
-    """The settings of [compare] or [ablate], of [data] under the key "data", and those of a stage that differ from the preset
-    under the name of its table."""
+    """The settings of [compare] or [ablate]. The key "data" has those of [data]. Keys such as "pretrain" have the settings of a
+    stage that were changed with --set."""
     passages: int
     corpus: str
     """Fingerprint of the knowledge base."""

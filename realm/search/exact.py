@@ -13,7 +13,7 @@ parts: the hits of the parts, merged by `merge_hits`, are the hits of the whole 
 softmax.
 
 Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index, G groups of
-columns, L columns after the last group, M columns that are sorted, b some of the queries.
+columns, M columns that are sorted, b some of the queries.
 """
 
 from collections.abc import Iterator, Sequence
@@ -139,11 +139,8 @@ class MipsIndex:
         does this after `WARM_UP` queries, or when it needs the kernel."""
         passages, dim = self._vectors_ND.shape
         if self._longest is None and self._has_half_prefilter(1):
-            for queries in (
-                1,
-                2,
-                16,
-            ):  # Triton compiles one query, multiples of 16, and all other numbers separately
+            # Triton compiles the kernel for one query, for multiples of 16, and for all other numbers.
+            for queries in (1, 2, 16):
                 self._search_halves(torch.zeros(queries, dim, device=self.device), 1)
         if self.device.type != "cpu":
             return
@@ -403,9 +400,7 @@ def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
     grouped = groups * GROUP
     largest_BG = score_BN[:, :grouped].unflatten(1, (groups, GROUP)).amax(dim=2)
     group_BK = _largest(largest_BG, k).sort(dim=1).values  # in rising order, as `_largest` needs the columns
-    column_BM = (group_BK[:, :, None] * GROUP + torch.arange(GROUP, device=score_BN.device)).flatten(1)
-    last_L = torch.arange(grouped, score_BN.shape[1], device=score_BN.device)  # columns that fill no group
-    column_BM = torch.cat([column_BM, last_L.expand(len(column_BM), -1)], dim=1)
+    column_BM = half_prefilter.members(group_BK, score_BN.shape[1], GROUP)
     score_BM = score_BN.gather(1, column_BM)
     place_BK = _largest(score_BM, k)
     return Hits(score_BM.gather(1, place_BK), column_BM.gather(1, place_BK))

@@ -73,8 +73,8 @@ SHOWN = (
 """Numbers that the progress bar shows, if a stage logs them."""
 GIVEN = ("init", "kb", "held_out", "passage_tokens", "text", "questions")
 """Names of `settings` that say which model and data a stage was given; the others are settings of the stage."""
-LOCK = "lock"
-"""Name of the lock file of a run."""
+LOCK, SETTINGS = "lock", "settings.json"
+"""Files in the folder of a run: its lock, and its settings."""
 LOCK_PATIENCE = 10.0
 """Seconds that a run waits for the lock of its folder, because a killed run may need some seconds to end."""
 
@@ -291,7 +291,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
 
     def _remove_traces(self) -> None:
         """Removes the files of this run, and the folder if it is then empty. Logs of builds and computed states stay."""
-        for name in ("settings.json", METRICS, LOCK):
+        for name in (SETTINGS, METRICS, LOCK):
             (self.folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -323,7 +323,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
                     )
                 self._check_settings()
                 self._checkpoints.remove_unfinished()
-                write_json(self.folder / "settings.json", self.settings)
+                write_json(self.folder / SETTINGS, self.settings)
             distributed.barrier()
             # The whole weights of a checkpoint may be too large for one device.
             device = torch.device("cpu") if self.sharded else self.device
@@ -353,10 +353,10 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         return int(saved["metrics_offset"])
 
     def _check_settings(self) -> None:
-        """Compares the settings with those of an interrupted run. Without a checkpoint, there is no run to continue."""
+        """Refuses other settings than those of an interrupted run. A run without a checkpoint is not continued."""
         if not self._checkpoints.files():
             return
-        settings_file = self.folder / "settings.json"
+        settings_file = self.folder / SETTINGS
         try:
             before = dict(read_json(settings_file))
         except (RealmError, TypeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Chooses example questions among those that rules have made.
 
-Some of these questions nobody would ask, so those that are answered as expected come first.
+Questions that are answered as expected come first, because nobody would ask some of the others.
 """
 
 from collections.abc import Sequence

@@ -68,7 +68,10 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         ("ict.steps=many", "steps: input should be a valid integer"),
         ("kb.held_out=0", "kb.held_out is 0"),
         ("pretrain.steps=20", "the index would never be rebuilt"),
-        ("serve.port=1", "--set serve.port=1: settings of tables are those of data, kb, mlm, ict"),
+        (
+            "serve.port=1",
+            "--set serve.port=1: the table must be one of data, kb, mlm, ict, pretrain, finetune",
+        ),
     ],
 )
 def test_a_wrong_setting_of_a_stage_is_refused_before_the_first_stage(

@@ -107,6 +107,14 @@ def test_captions_gaps_and_kinds_of_cells(tmp_path: Path) -> None:
     ]
 
 
+def test_years_can_be_the_headings_of_columns(tmp_path: Path) -> None:
+    rows = [["Town", 2019, 2020], ["Arden", 7, 8]]
+    assert (
+        one(workbooks.read, workbook(tmp_path / "a.xlsx", {"S": rows})).text
+        == "Town: Arden; 2019: 7; 2020: 8."
+    )
+
+
 def test_first_row_of_numbers_or_a_single_row_has_no_headings(tmp_path: Path) -> None:
     numbers = workbook(tmp_path / "n.xlsx", {"S": [[1203, "Arden"], [1455, "Halden"]]})
     assert one(workbooks.read, numbers).text == "1203; Arden.\n1455; Halden."
@@ -141,6 +149,11 @@ def presentation(path: Path) -> Path:
     first.notes_slide.notes_text_frame.text = "Say who closed the mint."
     second = made.slides.add_slide(made.slide_layouts[5])
     second.shapes.title.text = "Rivers"
+    plain = second.shapes.add_table(2, 2, 0, 0, 9, 9).table
+    plain.first_row = False
+    for r, row in enumerate([["salt", "wool"], ["amber", "cider"]]):
+        for c, value in enumerate(row):
+            plain.cell(r, c).text = value
     table = second.shapes.add_table(3, 3, 0, 0, 9, 9).table
     for r, row in enumerate(TOWNS):
         for c, value in enumerate(row):
@@ -160,7 +173,7 @@ def test_slides_are_read_in_their_order_with_tables_groups_and_notes(tmp_path: P
     record = one(slides.read, presentation(tmp_path / "talk.pptx"), headings=True)
     assert record.title == "Rivers"
     assert record.text == (
-        f"{TOWNS_TEXT}\nIn a group.\n\n"
+        f"salt; wool.\namber; cider.\n{TOWNS_TEXT}\nIn a group.\n\n"
         "Towns of the Ouse\nArden lies on the Ouse.\nHalden had a mint.\nSay who closed the mint."
     )
     assert [section.title for section in record.sections] == ["Rivers", "Rivers > Towns of the Ouse"]
@@ -257,9 +270,7 @@ def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path:
 
 
 def test_workbook_over_the_limit_says_what_can_be_done(sound: Path) -> None:
-    with pytest.raises(
-        Unreadable, match="over 50 characters: name the columns, split the workbook, or raise"
-    ):
+    with pytest.raises(Unreadable, match="over 50 characters: name the columns, split the table, or raise"):
         list(workbooks.read(sound / "towns.xlsx", Limits(50)))
 
 

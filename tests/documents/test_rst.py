@@ -31,6 +31,10 @@ The gateway needs **Debian 12**, see :ref:`the list <hardware>` and :py:func:`~k
 
    Runs the gateway.
 
+.. only:: html and not latex
+
+   Seen on screens.
+
 .. comment
 
 Ports
@@ -63,6 +67,8 @@ Added in version 2.1 The --fast option.
 kestrel.run(port)
 
 Runs the gateway.
+
+Seen on screens.
 
 Ports
 

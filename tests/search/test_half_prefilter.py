@@ -122,7 +122,7 @@ def test_kernel_that_fails_or_is_wrong_is_not_used(monkeypatch):
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_the_kernel_finds_the_maxima_of_plain_products(tmp_path):
-    """Triton's interpreter runs the kernel on a CPU, in a process whose environment says so before Triton is imported."""
+    """Triton runs the kernel on a CPU if the variable was set before Triton was imported, so a new process is needed."""
     draw = torch.Generator().manual_seed(0)
     cases = {}
     for queries, count, dim in ((1, 64, 8), (70, 1030, 96), (64, 512, 128), (130, 600, 33), (3, 63, 128)):

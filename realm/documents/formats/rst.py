@@ -1,6 +1,6 @@
 """reStructuredText (.rst), the format of much documentation, by way of HTML, which docutils makes.
 
-Sphinx has directives and roles of its own, which docutils does not know: their text is kept, their options are not. No file is
+Of the directives and roles of Sphinx, which docutils does not know, the text is kept, and the options are left out. No file is
 included, and no other program is called.
 """
 
@@ -27,10 +27,11 @@ _SETTINGS = {
     "toc_backlinks": False,
 }
 _NO_TEXT = frozenset(
-    "contents currentmodule figure-md highlight image index literalinclude module only raw sectnum tabularcolumns toctree "
-    "uml graphviz mermaid plot".split()
+    "currentmodule graphviz highlight index literalinclude mermaid module plot tabularcolumns toctree uml".split()
 )
-"""Directives whose arguments and content are no text."""
+"""Directives of Sphinx whose arguments and content are no text."""
+_CONDITIONS = ("ifconfig", "only")
+"""Directives of Sphinx whose content is text, and whose argument is a condition."""
 _CODE = frozenset("code code-block console doctest ipython prompt sourcecode testcode testoutput".split())
 """Directives whose content is a block of code; docutils would refuse those with the options of Sphinx."""
 _VERSIONS = {
@@ -97,7 +98,7 @@ def _any_directive_and_role() -> Iterator[None]:
                 code = "\n".join(self.content)
                 block += nodes.literal_block(code, code)
                 return [block]
-            if self.arguments:
+            if self.arguments and name not in _CONDITIONS:
                 words = " ".join((*filter(None, [_VERSIONS.get(name)]), self.arguments[0]))
                 inline, _ = self.state.inline_text(words, self.lineno)
                 block += nodes.paragraph(words, "", *inline)

@@ -82,7 +82,7 @@ def _words(slide: Any) -> tuple[str, list[str]]:
 
 
 def _rows(table: Any) -> list[str]:
-    """The rows of a table as sentences; the first row has the headings of the columns."""
+    """The rows of a table as sentences; the first row can have the headings of the columns."""
     rows = [
         [
             " ".join(filter(None, map(_paragraph, cell.iter(f"{_TEXT}p"))))
@@ -91,7 +91,9 @@ def _rows(table: Any) -> list[str]:
         for row in table.iterfind(f"{_TEXT}tr")
     ]
     rows = [row for row in rows if any(row)]
-    if len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
+    look = table.find(f"{_TEXT}tblPr")
+    has_headings = look is not None and look.get("firstRow") in ("1", "true")
+    if not has_headings or len(rows) < 2 or any(len(row) != len(rows[0]) for row in rows):
         return [sentence_of([""] * len(row), row) for row in rows]
     return [sentence_of(rows[0], row) for row in rows[1:]]
 

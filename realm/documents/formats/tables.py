@@ -31,7 +31,7 @@ _PARTS = frozenset(("title", "text"))
 """Columns of a table with a record per row."""
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
-LONGEST_NAME = 80
+_LONGEST_NAME = 80
 """Most characters of the name of a column; a first line with a longer cell is a row."""
 
 
@@ -89,7 +89,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 )
             columns = [" ".join(name.split()) for name in names]
             before = number
-            if not per_row and _looks_like_a_row(columns):
+            if not per_row and looks_like_a_row(columns):
                 lines, before, columns = chain([heading], lines), number - 1, [""] * len(names)
             rows = csv.reader(lines, delimiter=separator)
             sentences, length = [], 0
@@ -106,7 +106,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                     sentences.append(sentence_of(columns, cells))
                     length += len(sentences[-1]) + 1
                     if length > limits.document_chars:
-                        raise _too_long(path, names, limits)
+                        raise too_long(path, names, limits)
             if sentences:
                 text = "\n".join(sentences)
                 yield Record(str(path), file_title(path), text, path.as_posix(), assumed)
@@ -125,9 +125,9 @@ def column_names(heading: Iterable[str]) -> list[str]:
     return [low if (low := name.strip().lower()) in known else name for name in heading]
 
 
-def _looks_like_a_row(columns: Sequence[str]) -> bool:
+def looks_like_a_row(columns: Sequence[str]) -> bool:
     """Whether the first line has a long cell, or begins with a number."""
-    return any(len(one) > LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
+    return any(len(one) > _LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
 
 
 def has_parts(names: Sequence[str]) -> bool:
@@ -139,7 +139,8 @@ def _missing(names: Sequence[str]) -> str:
     return " and ".join(sorted(_PARTS - present_names(names).keys()))
 
 
-def _too_long(path: Path, names: Sequence[str], limits: Limits) -> Unreadable:
+def too_long(path: Path, names: Sequence[str], limits: Limits) -> Unreadable:
+    """The problem with a table with the columns `names`, which is one document, and too long."""
     over = f"over {limits.document_chars:,} characters"
     return Unreadable(
         path,

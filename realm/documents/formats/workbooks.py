@@ -13,7 +13,7 @@ from realm.documents.formats.archives import archive, office_title
 from realm.documents.formats.pages import Heading, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need, present_names, record
 from realm.documents.formats.rows import sentence_of
-from realm.documents.formats.tables import LONGEST_NAME, column_names, has_parts
+from realm.documents.formats.tables import column_names, has_parts, looks_like_a_row, too_long
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -62,12 +62,7 @@ def _document(path: Path, title: str, blocks: Sequence[tuple[str, list[str]]], l
             text += f"{name}\n"
         text += "\n".join(lines)
     if len(text) > limits.document_chars:
-        raise Unreadable(
-            path,
-            Reason.TOO_LONG,
-            f"{path}: without columns title and text, the sheets are one document, and this one has over "
-            f"{limits.document_chars:,} characters: name the columns, split the workbook, or raise max_document_chars",
-        )
+        raise too_long(path, (), limits)
     return page_record(path, title, text, headings=headings if limits.headings else ())
 
 
@@ -84,18 +79,13 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         if len(cells) == 1 or (names is None and len(filled) == 1):
             said = True
             yield filled[0]
-        elif names is None and all(map(_is_name, filled)):
+        elif names is None and not looks_like_a_row(cells):
             names = cells
         else:
             said = True
             yield sentence_of(names or [""] * len(cells), cells)
     if names is not None and not said:  # a sheet of one row
         yield sentence_of([""] * len(names), names)
-
-
-def _is_name(text: str) -> bool:
-    """Whether a cell can be the heading of a column: a short text that is neither a number nor a date."""
-    return len(text) <= LONGEST_NAME and any(map(str.isalpha, text))
 
 
 def _values(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:

@@ -40,7 +40,6 @@ from realm.store.tables.digests import changed_files, record, recorded_digests, 
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-"""The table of passages in a knowledge base."""
 TRIES = 5
 """Largest number of attempts at a change, if other processes change the same tables at the same time."""
 _COLUMN_BUFFER, _BUFFER = 8 << 20, 32 << 20
