@@ -44,8 +44,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help=f"change one setting of [{section}], or with TABLE.NAME=VALUE of another table: data, kb, mlm, ict, pretrain "
-            "or finetune; can be given several times",
+            help=f"change one setting of [{section}], or with TABLE.NAME=VALUE of another table: data, kb, mlm, ict, pretrain, "
+            "finetune or probe; can be given several times",
         )
         table.add_argument(
             "--rows", metavar="ROW", nargs="+", help="make only these rows (default: all rows)"

@@ -38,6 +38,7 @@ from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
 from realm.errors import InputError
 from realm.model.manifest import read_manifest
+from realm.qa.probe import ProbeConfig
 from realm.qa.question_files import read_questions
 from realm.settings import read_config
 from realm.store.settings import KnowledgeBaseConfig
@@ -59,6 +60,7 @@ STAGES = {
     "ict": IctConfig,
     "pretrain": PretrainConfig,
     "finetune": FinetuneConfig,
+    "probe": ProbeConfig,
 }
 """Tables of the preset whose settings can be changed for one table -> their settings."""
 

@@ -70,7 +70,7 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         ("pretrain.steps=20", "the index would never be rebuilt"),
         (
             "serve.port=1",
-            "--set serve.port=1: the table must be one of data, kb, mlm, ict, pretrain, finetune",
+            "--set serve.port=1: the table must be one of data, kb, mlm, ict, pretrain, finetune, probe",
         ),
     ],
 )
