@@ -38,7 +38,7 @@ from realm.store.settings import KnowledgeBaseConfig, Settings, SettingsJson
 from realm.store.tables.table import open_table
 from realm.store.vectors import VectorsInfo
 from realm.tokens.layouts import Lengths
-from realm.train import loop
+from realm.train import run_folder
 from realm.train.adapt import AdaptConfig
 from realm.train.finetune import FinetuneConfig, FinetunedFrom
 from realm.train.ict import IctConfig
@@ -156,7 +156,7 @@ WRITERS = {
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],
     "workspace/watch.py Watcher._write": ["watched.json: tests/workspace/test_watch.py"],
-    "train/loop.py TrainRun._open_folder": ["settings.json"],
+    "train/run_folder.py RunFolder.open": ["settings.json"],
     "train/metrics.py MetricsLog.write": ["metrics.jsonl"],
 }
 """The calls that write JSON, by file and function, and what each writes."""
@@ -355,13 +355,13 @@ def test_what_a_training_run_writes_and_its_model_remembers(
 ) -> None:
     config, remembered, start, settings = STAGES[stage]
     kept: dict[str, Any] = {}
-    write = loop.write_json
+    write = run_folder.write_json
 
     def keep(path: Path, value: Any) -> None:
         kept[Path(path).name] = value
         write(path, value)
 
-    monkeypatch.setattr(loop, "write_json", keep)
+    monkeypatch.setattr(run_folder, "write_json", keep)
     words = [stage, "--kb", own_kb.folder, "--out", tmp_path / "out", "--config", "tiny"]
     words += [f"--{start}", tiny_model_folder] if stage != "mlm" else []
     if stage == "finetune":

@@ -45,9 +45,7 @@ def run(
         for name, needed in plan.left_out().items():
             print(f'The row "{name}" is left out, because it needs {needed}.')
     if plan.data.documents:
-        print(
-            f"Only the first {plan.data.documents:,} documents are used, so the numbers show little but that the commands run."
-        )
+        print(f"Only the first {plan.data.documents:,} documents are used.")
     print("Each line that begins with $ is a command that you can also run yourself.")
     print("You can stop the command at any time; the same command continues the work.")
     if jobs > 1:

@@ -12,22 +12,11 @@ resuming. A stage owns its data, its forward pass and its loss:
 All random numbers of a step are computed from (seed, step), so a checkpoint contains no states of random generators, and a
 repeated command continues the run exactly. What a killed run wrote after its last checkpoint is removed: lines of
 metrics.jsonl, and index versions (`realm.train.refresh.refresher`).
-
-    OUT.training/settings.json               settings that must match on resume
-    OUT.training/checkpoint-00000120.pt      weights, optimizer, step, length of the metrics, state of the stage
-    OUT.training/metrics.jsonl               truncated on resume to the length at the checkpoint
-    OUT.training/tensorboard/                the same numbers as events, if `tensorboard` is set
-    OUT.training/states-*.npy                states of all passages, if the passage encoder is frozen (`realm.train.refresh`)
-    OUT.training/lock                        held during the run, so that no other run can use the folder
 """
 
 import contextlib
 import copy
-import fcntl
-import json
 import math
-import os
-import shutil
 import signal
 import sys
 import time
@@ -36,33 +25,26 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from realm import distributed
 from realm.errors import (
-    AlreadyDone,
-    ConflictError,
-    DamagedError,
     DivergedError,
     InputError,
-    OtherSettings,
     RealmError,
-    reason,
 )
-from realm.files import read_json, write_json
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout
 from realm.progress import duration, progress, values_that_fit
-from realm.settings import without_constants
 from realm.store.knowledge_base import TrainingRecord
-from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS, REQUIRED, TENSORBOARD, MetricsLog, StepMeans
 from realm.train.optimizer import Optimizer
 from realm.train.run_config import RunConfig
+from realm.train.run_folder import RunFolder, plain
 from realm.train.sharding import gathered, load_weights, shard_weights, whole_model
 from realm.train.trainable import Trainable
 
@@ -71,12 +53,6 @@ SHOWN = (
     "accuracy", "recall_read", "retriever_loss",
 )  # fmt: skip
 """Numbers that the progress bar shows, if a stage logs them."""
-GIVEN = ("init", "kb", "held_out", "passage_tokens", "text", "questions")
-"""Names of `settings` that say which model and data a stage was given; the others are settings of the stage."""
-LOCK, SETTINGS = "lock", "settings.json"
-"""Files in the folder of a run: its lock, and its settings."""
-LOCK_PATIENCE = 10.0
-"""Seconds that a run waits for the lock of its folder, because a killed run may need some seconds to end."""
 
 
 class StartedFrom(TrainingRecord):
@@ -111,19 +87,19 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             AlreadyDone: this run was complete, and was killed while it removed `out`.training.
         """
         self.stage, self.out, self.config, self.model = stage, out, config, model
-        self.folder = out.with_name(out.name + ".training")
-        self._checkpoints = Checkpoints(self.folder)
         self.device = distributed.initialize(choose_device(config.device))
         # The precision that "auto" stands for is saved, because it may be another precision on another machine.
         precision = {"precision": chosen(self.device, config.precision)}
-        self.settings = _plain({"stage": stage, **asdict(config), **(settings or {}), **precision})
+        self.settings = plain({"stage": stage, **asdict(config), **(settings or {}), **precision})
+        self._run_folder = RunFolder(out, config, self.settings, model.saved_stages)
+        self.folder, self._checkpoints = self._run_folder.path, self._run_folder.checkpoints
         if distributed.world_size() > 1 and not shares:
             raise InputError(
                 f"realm {stage} runs in one process; torchrun is for mlm, ict, pretrain and finetune"
             )
         distributed.check_batch(config.batch_size)
         if distributed.is_main_process():
-            self._check_out()
+            self._run_folder.check_out()
         if self.device.type == "cpu":
             keep_freed_memory()
         model.to(self.device)
@@ -254,8 +230,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         if distributed.is_main_process():
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             self.model.save(self.out, [log for log in logs if log.exists()])
-            # The lock is still held, so that no other run can resume from a checkpoint of this complete run.
-            shutil.rmtree(self.folder)
+            self._run_folder.remove()
             took = f"{self.step:,} step{'s' * (self.step != 1)} in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.barrier()
@@ -283,28 +258,11 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self._close_logs()
         if distributed.is_main_process():
             refused = kind is not None and issubclass(kind, RealmError)
-            if refused and self.step == 0 and not self._checkpoints.files():
-                self._remove_traces()
-            self._lock.close()
+            if refused and self.step == 0:
+                self._run_folder.remove_traces()
+            self._run_folder.close()
         del self._averaging  # holds the process group
         distributed.shutdown()
-
-    def _remove_traces(self) -> None:
-        """Removes the files of this run, and the folder if it is then empty. Logs of builds and computed states stay."""
-        for name in (SETTINGS, METRICS, LOCK):
-            (self.folder / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-
-    def _check_out(self) -> None:
-        if not self.out.exists():
-            return
-        if self.folder.exists():
-            made = self.model.saved_stages(self.out)[-1:]
-            if [{k: v for k, v in record.items() if k != "seconds"} for record in made] == [self.settings]:
-                shutil.rmtree(self.folder)
-                raise AlreadyDone(f"{self.out} is complete; {self.folder} was removed")
-        raise ConflictError(f"{self.out} exists: name another --out, or remove it first")
 
     def _open_folder(self) -> None:
         """Locks the folder of the run, and resumes from the newest checkpoint."""
@@ -312,18 +270,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         main = distributed.is_main_process()
         with contextlib.ExitStack() as undo:
             if main:
-                self._lock = self._opened_lock()
-                undo.callback(self._lock.close)
-                self._take_lock()
-                # If another run has ended while this run was waiting for the lock, the folder no longer exists.
-                if os.fstat(self._lock.fileno()).st_nlink == 0:
-                    self._check_out()
-                    raise ConflictError(
-                        f"{self.folder} was removed while this command was starting: repeat the command"
-                    )
-                self._check_settings()
-                self._checkpoints.remove_unfinished()
-                write_json(self.folder / SETTINGS, self.settings)
+                self._run_folder.open()
+                undo.callback(self._run_folder.close)
             distributed.barrier()
             # The whole weights of a checkpoint may be too large for one device.
             device = torch.device("cpu") if self.sharded else self.device
@@ -351,47 +299,6 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.step, self.state, self._means.sums = saved["step"], state, saved["sums"]
         self._seconds_before = saved["seconds"]
         return int(saved["metrics_offset"])
-
-    def _check_settings(self) -> None:
-        """Refuses other settings than those of an interrupted run. A run without a checkpoint is not continued."""
-        if not self._checkpoints.files():
-            return
-        settings_file = self.folder / SETTINGS
-        try:
-            before = dict(read_json(settings_file))
-        except (RealmError, TypeError, ValueError) as error:
-            raise DamagedError(
-                f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
-                f"put the file back, or remove {self.folder} to start again"
-            ) from error
-        # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default.
-        defaults = {**self.settings, **_plain(asdict(type(self.config)()))}
-        before = _with_defaults(without_constants(type(self.config), before, self.folder), defaults)
-        if _same_folder(before.get("init"), self.settings.get("init")):
-            before["init"] = self.settings["init"]
-        if before != self.settings:
-            raise OtherSettings(
-                f"{self.folder} contains an interrupted run {_differing(before, self.settings)}: repeat the command of that "
-                "run to continue it, or remove the folder to start again"
-            )
-
-    def _opened_lock(self) -> IO[bytes]:
-        while True:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # a run that ended has just removed the folder
-                return (self.folder / LOCK).open("ab")
-
-    def _take_lock(self) -> None:
-        end = time.monotonic() + LOCK_PATIENCE
-        while True:
-            try:
-                return fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise ConflictError(
-                        f"{self.folder} is in use by another run: wait until that run has ended, or name another --out"
-                    ) from None
-                time.sleep(0.1)
 
     def _close_logs(self) -> None:
         if distributed.is_main_process():
@@ -450,35 +357,3 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             },
         )
         self.after_checkpoint()
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as JSON gives them back: tuples become lists."""
-    return dict(json.loads(json.dumps(settings)))
-
-
-def _same_folder(one: Any, other: Any) -> bool:
-    """Whether two values of `init` are names of one folder, such as "model" and "./model"."""
-    folders = isinstance(one, str) and isinstance(other, str) and os.path.isdir(one) and os.path.isdir(other)
-    return folders and os.path.samefile(one, other)
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """How an interrupted run differs from a command, for the message that refuses to continue it."""
-    if before.get("stage") != now["stage"]:
-        return f"of `realm {before.get('stage')}`"
-    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
-    if set(changed) <= set(GIVEN):
-        return f"with another model or other data, or these have changed since ({', '.join(changed)})"
-    return f"with other settings ({', '.join(changed)})"
-
-
-def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings`, and the values of `defaults` that `settings` does not have."""
-    filled = {**defaults, **settings}
-    return {
-        name: _with_defaults(value, defaults[name])
-        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
-        else value
-        for name, value in filled.items()
-    }

@@ -11,9 +11,10 @@ from realm.errors import InputError, RealmError
 from realm.model import device
 from realm.model.folder import Model, load_model
 from realm.settings import config_from
-from realm.train import loop
+from realm.train import run_folder
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig, generator
+from realm.train.run_folder import RunFolder
 from tests.train.toy import DATA, at, config, lines, stop, train
 
 
@@ -27,7 +28,7 @@ def test_a_line_can_be_reported_before_the_first_step(tiny_model, tmp_path, caps
 
 
 def test_folder_of_a_run_that_lives_is_refused(tiny_model, tiny_model_folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(run_folder, "LOCK_PATIENCE", 0.2)
     parts = {tiny_model.embedder.query: 0.1}
     with (
         TrainRun("toy", tmp_path / "out", config(), tiny_model, parts),
@@ -38,7 +39,7 @@ def test_folder_of_a_run_that_lives_is_refused(tiny_model, tiny_model_folder, tm
 
 
 def test_run_that_saves_what_it_made_is_not_gone_on_with(tiny_model_folder, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(run_folder, "LOCK_PATIENCE", 0.2)
     save, refused = Model.save, []
 
     def while_saving(*args, **named) -> None:
@@ -56,15 +57,15 @@ def test_run_that_saves_what_it_made_is_not_gone_on_with(tiny_model_folder, tmp_
 def test_run_that_waited_for_one_that_took_its_folder_away_does_not_start_in_nothing(
     complete, message, tiny_model, tmp_path, monkeypatch
 ) -> None:
-    take_lock = TrainRun._take_lock
+    take_lock = RunFolder._take_lock
 
-    def after_the_other_has_ended(run: TrainRun) -> None:
-        shutil.rmtree(run.folder)
+    def after_the_other_has_ended(folder: RunFolder) -> None:
+        shutil.rmtree(folder.path)
         if complete:
-            run.out.mkdir()
-        take_lock(run)
+            folder.out.mkdir()
+        take_lock(folder)
 
-    monkeypatch.setattr(TrainRun, "_take_lock", after_the_other_has_ended)
+    monkeypatch.setattr(RunFolder, "_take_lock", after_the_other_has_ended)
     with pytest.raises(RealmError, match=message):
         TrainRun("toy", tmp_path / "out", config(), tiny_model, {tiny_model.embedder.query: 0.1})
     assert not (tmp_path / "out.training").exists()
@@ -167,7 +168,7 @@ def test_run_of_another_stage_or_with_other_data_is_named(tiny_model_folder, tmp
 def test_live_run_with_other_settings_is_in_use_and_not_interrupted(
     tiny_model, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(loop, "LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr(run_folder, "LOCK_PATIENCE", 0.2)
     with pytest.raises(KeyboardInterrupt):
         train(load_model(tiny_model_folder), tmp_path / "out", config(), before_update=at(4, stop))
     parts = {tiny_model.embedder.query: 0.1}

@@ -15,7 +15,7 @@ import torch
 
 from realm.errors import AlreadyDone, OtherSettings, RealmError
 from realm.model.folder import load_model
-from realm.train import loop
+from realm.train import loop, run_folder
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 from tests.damages import damage
@@ -292,7 +292,9 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused(tiny_model_folder, tmp
 def test_run_killed_while_it_tidied_up_is_complete(tiny_model_folder, tmp_path, monkeypatch, plain) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(loop.shutil, "rmtree", lambda folder, **_: folder.suffix != ".training" or crash())
+        patch.setattr(
+            run_folder.shutil, "rmtree", lambda folder, **_: folder.suffix != ".training" or crash()
+        )
         with pytest.raises(RuntimeError):
             train(load_model(tiny_model_folder), out, config())
     assert out.exists() and (tmp_path / "out.training").exists()
