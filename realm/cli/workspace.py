@@ -26,6 +26,13 @@ def add_commands(commands: Commands) -> None:
     fit.add_sources(addresses=False)
     fit.add_out("folder of the workspace")
     fit.add_argument(
+        "--drop",
+        metavar="SOURCE",
+        action="append",
+        default=[],
+        help="earlier source that is no longer one: delete its documents; can be given several times",
+    )
+    fit.add_argument(
         "--minutes",
         metavar="N",
         type=_minutes,
@@ -127,5 +134,5 @@ def _fit(args: argparse.Namespace) -> None:
         return
     from realm.workspace.fit import run
 
-    found = run(folder, args.sources, config, args.strict)
+    found = run(folder, args.sources, config, args.strict, args.drop)
     report(args, found, list(map(wrapped, lines(found))))

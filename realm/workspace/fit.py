@@ -60,7 +60,7 @@ from realm.workspace.report import (
     up_to_date,
 )
 from realm.workspace.settings import FitConfig
-from realm.workspace.sync import Changes, SourceDocuments, Sync, read_sources
+from realm.workspace.sync import Changes, SourceDocuments, Sync, check_sources, read_sources
 
 ADAPTED = "adapted"
 QUESTIONS = "questions.jsonl"
@@ -75,6 +75,7 @@ def fit(
     sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
+    drop: Sequence[str | os.PathLike[str]] = (),
     minutes: float | None = None,
     start: str | os.PathLike[str] | None = None,
     strict: bool = False,
@@ -89,6 +90,7 @@ def fit(
         sources: files, folders, and `package:` corpora.
         out: the folder of the workspace. If the folder exists, the workspace is updated with files that were added, changed or
             removed, or an interrupted fit continues.
+        drop: sources of an earlier fit whose documents are deleted.
         minutes: time limit of the adaptation (default 10). With 0, the model is not adapted.
         start: the start model (default `package:realm-small`).
         strict: if true, a file that cannot be read is an error; otherwise such a file is left out.
@@ -104,16 +106,19 @@ def fit(
         start=config.start if start is None else os.fspath(start),
     )
     listed = [sources] if isinstance(sources, str | os.PathLike) else sources
-    run(Path(out), [os.fspath(one) for one in listed], config, strict)
+    run(Path(out), [os.fspath(one) for one in listed], config, strict, [os.fspath(one) for one in drop])
     return Workspace(out)
 
 
-def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = False) -> FitJson:
+def run(
+    folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = False, dropped: Sequence[str] = ()
+) -> FitJson:
     """Does the same as `fit`, but returns the report and does not open the workspace."""
     if report := up_to_date(folder, sources, config):
         return report
-    sources = source_names(sources)
+    sources, dropped = source_names(sources), source_names(dropped)
     _check_folder(folder)
+    check_sources(folder, sources, dropped)  # also before the documents are read
     stamped = stamp(sources, folder)
     seconds: dict[str, float] = {}
     with _timed("read", seconds):
@@ -127,16 +132,23 @@ def run(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = 
             stamped = now
             with _timed("read", seconds):
                 read = read_sources(folder, sources, config, strict)
-        return _Fit(folder, sources, config, start, seconds).run(read, stamped)
+        return _Fit(folder, sources, dropped, config, start, seconds).run(read, stamped)
 
 
 class _Fit:
     """The steps of one fit."""
 
     def __init__(
-        self, folder: Path, sources: Sequence[str], config: FitConfig, start: Model, seconds: dict[str, float]
+        self,
+        folder: Path,
+        sources: Sequence[str],
+        dropped: Sequence[str],
+        config: FitConfig,
+        start: Model,
+        seconds: dict[str, float],
     ):
-        self.folder, self.sources, self.config, self.start = folder, sources, config, start
+        self.folder, self.sources, self.dropped = folder, sources, dropped
+        self.config, self.start = config, start
         self.seconds = seconds
         self.kb_folder, self.model, self.adapted = (folder / name for name in (KB, MODEL, ADAPTED))
         for part in (self.kb_folder, self.model, self.adapted):
@@ -145,7 +157,7 @@ class _Fit:
 
     def run(self, read: SourceDocuments, stamped: str) -> FitJson:
         with _timed("build", self.seconds):
-            changes = Sync(self.folder, self.sources, self.config, self.start).run(read)
+            changes = Sync(self.folder, self.sources, self.dropped, self.config, self.start).run(read)
         kb = KnowledgeBase.open(self.kb_folder)
         with _timed("index", self.seconds):
             same_start = self._put_start()

@@ -85,11 +85,35 @@ def watched_documents(folder: Path, sources: Sequence[str]) -> set[str]:
     return {id for file in files if file["source"] in sources for id in file["documents"]}
 
 
+def check_sources(folder: Path, sources: Sequence[str], dropped: Sequence[str]) -> None:
+    """Raises InputError if a source is dropped too, or if an earlier source of the workspace is in neither list."""
+    if both := [one for one in dropped if one in sources]:
+        raise InputError(f"{both[0]} is a source and is dropped: give it only once")
+    report = read_report(folder)
+    if report is not None:
+        before = report["sources"]
+    elif newest_version(folder / KB / TABLE) is not None:
+        before = list(KnowledgeBase.open(folder / KB).config.sources)
+    else:
+        return
+    if missing := [one for one in before if one not in (*sources, *dropped)]:
+        drop = " ".join(f"--drop {one}" for one in missing)
+        raise InputError(
+            f"{folder} was made from {', '.join(missing)} too: give all earlier sources, in the same words and in the same "
+            f"current folder; to delete the documents of a source, give {drop}; documents that are added with "
+            f"`realm kb add SOURCE... --in {folder}` stay"
+        )
+
+
 class Sync:
     """Writes the documents of the sources into the knowledge base of one workspace."""
 
-    def __init__(self, folder: Path, sources: Sequence[str], config: FitConfig, start: Model):
-        self.folder, self.sources, self.config, self.start = folder, sources, config, start
+    def __init__(
+        self, folder: Path, sources: Sequence[str], dropped: Sequence[str], config: FitConfig, start: Model
+    ):
+        """`dropped` are earlier sources, whose documents are deleted."""
+        self.folder, self.sources, self.dropped = folder, sources, dropped
+        self.config, self.start = config, start
         self.kb_folder = folder / KB
 
     def run(self, read: SourceDocuments) -> Changes:
@@ -124,7 +148,9 @@ class Sync:
         kb = KnowledgeBase.open(self.kb_folder)
         tagger = load_tagger(self.config.tagger)
         self._check_same(kb, tagger)
-        before = listed_documents(self.folder) | watched_documents(self.folder, self.sources)
+        before = listed_documents(self.folder) | watched_documents(
+            self.folder, (*self.sources, *self.dropped)
+        )
         now = {document.id for document in read.documents}
         self._write_ids(before | now)
         added = changed(self.kb_folder, lambda kb: kb.add(read.documents, tagger))
@@ -170,6 +196,7 @@ class Sync:
 
     def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
         """Raises a RealmError if this call has other settings than the knowledge base, or lacks a source of the workspace."""
+        check_sources(self.folder, self.sources, self.dropped)
         kb.check_tokenizer(self.start.tokenizer, self.config.start)
         wanted = replace(self._kb_config(), tagger=tagger.name)
         for name in ("passage_tokens", "cut", "passage_overlap", "held_out", "tagger"):
@@ -178,11 +205,3 @@ class Sync:
                     f"{self.folder} was made with {name} = {getattr(kb.config, name)}, but this call has "
                     f"{getattr(wanted, name)}: use the earlier value, or another folder"
                 )
-        before = read_report(self.folder)
-        sources = before["sources"] if before is not None else kb.config.sources
-        if missing := [one for one in sources if one not in self.sources]:
-            raise InputError(
-                f"{self.folder} was made from {', '.join(missing)} too: give all earlier sources, in the same words and in the "
-                "same current folder (the documents of a missing source would be deleted), or add documents with "
-                f"`realm kb add SOURCE... --in {self.folder}`; to leave out these documents, use another folder"
-            )

@@ -209,6 +209,26 @@ def test_a_fit_adds_replaces_and_deletes_what_changed_in_the_files(
 
 
 @pytest.mark.usefixtures("light")
+def test_a_dropped_source_takes_its_documents_with_it(
+    home: Path, config: FitConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    realm.load(WS).add([{"id": "own", "title": "Own", "text": "Zelda added this sentence."}])
+    kept = {"own"} | {id for id in document_ids() if id.startswith("docs/north/")}
+    assert len(kept) < len(document_ids())
+    words = ["fit", "docs/north", "--out", "towns", "--drop", "docs/", "--start", config.start]
+    for setting in ("tagger=tiny", "held_out=0.3", "device=cpu"):
+        words += ["--set", setting]
+    for told in ("deleted", "up to date"):
+        assert cli.main(words) == 0
+        assert told in "".join(capsys.readouterr())
+        assert document_ids() == kept and saved()["sources"] == ["docs/north"]
+
+
+def document_ids() -> set[str]:
+    return {document.id for document in KnowledgeBase.open(WS / "kb").documents()}
+
+
+@pytest.mark.usefixtures("light")
 def test_a_text_that_is_mostly_new_is_adapted_to_again(home: Path, config: FitConfig, caplog) -> None:
     caplog.set_level("INFO", "realm")
     for number in range(30):
@@ -395,6 +415,11 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
         (["docs", "--out", "new", "--strict"], "docs/empty.md is empty"),
         (["docs/empty.md", "--out", "new"], "docs/empty.md is empty"),
         (["docs/north", "--out", "towns"], "towns was made from docs too: give all earlier sources"),
+        (
+            ["docs/north", "--out", "towns", "--drop", "more"],
+            "to delete the documents of a source, give --drop docs;",
+        ),
+        (["docs/", "--out", "towns", "--drop", "docs"], "docs is a source and is dropped: give it only once"),
         (
             ["docs", "--out", "towns", "--set", "tagger=other"],
             "made with tagger = tiny-1, but this call has other-1",
