@@ -187,55 +187,11 @@ def train(
         best = Best(run, kb, model, version, dev[: config.dev_questions], config)
         if run.step == 0:
             best.evaluate()
-        contrast, sampled = config.passages == "contrast", config.reader_gradient == "sampled"
+        losses = _Losses(run, examples, model, reader, config, method)
         for step in run.steps():
-            batch = distributed.shard(examples.batch(config.seed, step, config.batch_size))
             with run.autocast():
-                tokens = examples.inputs(batch).to(run.device)
-                query_BD = search_BD = model.embedder.query(tokens)
-                if moves and version.embedder is not None:  # refresh.search
-                    search_BD = version.embedder.query(tokens)
-                _, number_BN = retriever.search(
-                    examples.texts(batch), config.retrieved, method, search_BD.detach()
-                )
-                holds_BN = examples.holds(batch, number_BN)
-                run.state["answers"] = run.state.get("answers", 0) + int(holds_BN.any(axis=1).sum())
-                number_BN, holds_BN = examples.choose(
-                    batch, number_BN, holds_BN, contrast, distributed.shard(unanswerable(config, step))
-                )
-                read_BK = number_BN[:, : config.read]
-                there_BN = number_BN != NULL_PASSAGE
-                passage_BND = version.index.rows((number_BN * there_BN).ravel()).view(*number_BN.shape, -1)
-                if moves:  # the passages that are read are scored with the weights that are being trained
-                    passage_UD, place_BK = examples.vectors(read_BK)
-                    passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, config.read :]], dim=1)
-                score_BN = own_scores(query_BD, passage_BND)
-                score_BN = score_BN.masked_fill(~torch.from_numpy(there_BN).to(run.device), NOT_THERE)
-                correct_BN = torch.from_numpy(holds_BN).to(run.device)
-                retriever_loss = own_share(score_BN, correct_BN) * any_correct_loss(score_BN, correct_BN)
-                rows, read_b = examples.rows(reader, batch, read_BK).that_teach(reader)
-                rows = rows.to(run.device)
-                span_RWT = read(reader, rows, sampled)
-                logit_bX, correct_bX = joint_scores(reader, span_RWT, rows, score_BN[read_b])
-                counted_bX = counted(logit_bX, correct_bX, span_RWT, config.span_loss, is_hard(config, step))
-                reader_loss = any_correct_loss(logit_bX, counted_bX)
-                taught, sampled_loss = len(span_RWT), reader_loss.new_zeros(())
-                if sampled:
-                    rng = generator(config.seed, 9, step)
-                    sampled_loss, taught = sampled_reader_loss(reader, rows, span_RWT, reader_loss, rng)
-                share = own_share(logit_bX, counted_bX)
-                reader_loss, sampled_loss = share * reader_loss, share * sampled_loss
-            run.update(
-                retriever_loss + reader_loss + sampled_loss,
-                {
-                    "retriever_loss": retriever_loss,
-                    "reader_loss": reader_loss,
-                    "recall_read": holds_BN[:, : config.read].any(axis=1).mean(),
-                    "readable": correct_bX.any(dim=1).sum() / len(batch),
-                    "passages_taught": taught / len(batch),
-                }
-                | (refresher.metrics(version, step) if moves else {}),
-            )
+                loss, metrics = losses.of_step(step, version, retriever)
+            run.update(loss, metrics | (refresher.metrics(version, step) if moves else {}))
             if moves:
                 refresher.request(model, run.step)
                 built = refresher.poll(run.step)
@@ -255,6 +211,93 @@ def train(
                 "no passage that was found for a training question contained one of its answers, so no answer was learned"
             )
         return run.finish()
+
+
+class _Losses:
+    """Computes the loss of each step."""
+
+    def __init__(
+        self,
+        run: TrainRun,
+        examples: Examples,
+        model: Model,
+        reader: SpanReader,
+        config: FinetuneConfig,
+        method: Method,
+    ):
+        self._run, self._examples, self._model, self._reader = run, examples, model, reader
+        self._config, self._method = config, method
+
+    def of_step(
+        self, step: int, version: IndexVersion, retriever: Retriever
+    ) -> tuple[Tensor, dict[str, Tensor | float]]:
+        """The loss of a step -> scalar, and its metrics. `retriever` searches the index of `version`."""
+        config, examples = self._config, self._examples
+        batch = distributed.shard(examples.batch(config.seed, step, config.batch_size))
+        query_BD, number_BN, holds_BN = self._retrieve(batch, step, version, retriever)
+        score_BN = self._scores(query_BD, number_BN, version)
+        correct_BN = torch.from_numpy(holds_BN).to(self._run.device)
+        retriever_loss = own_share(score_BN, correct_BN) * any_correct_loss(score_BN, correct_BN)
+        reader_loss, sampled_loss, readable, taught = self._read(
+            batch, step, number_BN[:, : config.read], score_BN
+        )
+        return retriever_loss + reader_loss + sampled_loss, {
+            "retriever_loss": retriever_loss,
+            "reader_loss": reader_loss,
+            "recall_read": holds_BN[:, : config.read].any(axis=1).mean(),
+            "readable": readable / len(batch),
+            "passages_taught": taught / len(batch),
+        }
+
+    def _retrieve(
+        self, batch: np.ndarray, step: int, version: IndexVersion, retriever: Retriever
+    ) -> tuple[Tensor, np.ndarray, np.ndarray]:
+        """Vectors of the questions [B, D], the chosen passages [B, N], and whether each contains an answer [B, N]."""
+        config, examples, run = self._config, self._examples, self._run
+        tokens = examples.inputs(batch).to(run.device)
+        query_BD = search_BD = self._model.embedder.query(tokens)
+        if config.update_passages and version.embedder is not None:  # refresh.search
+            search_BD = version.embedder.query(tokens)
+        _, number_BN = retriever.search(
+            examples.texts(batch), config.retrieved, self._method, search_BD.detach()
+        )
+        holds_BN = examples.holds(batch, number_BN)
+        run.state["answers"] = run.state.get("answers", 0) + int(holds_BN.any(axis=1).sum())
+        without_answer = distributed.shard(unanswerable(config, step))
+        contrast = config.passages == "contrast"
+        return query_BD, *examples.choose(batch, number_BN, holds_BN, contrast, without_answer)
+
+    def _scores(self, query_BD: Tensor, number_BN: np.ndarray, version: IndexVersion) -> Tensor:
+        """Scores of the passages -> [B, N]."""
+        there_BN = number_BN != NULL_PASSAGE
+        passage_BND = version.index.rows((number_BN * there_BN).ravel()).view(*number_BN.shape, -1)
+        if self._config.update_passages:
+            # The passages that are read are scored with the weights that are being trained.
+            read = self._config.read
+            passage_UD, place_BK = self._examples.vectors(number_BN[:, :read])
+            passage_BND = torch.cat([passage_UD[place_BK], passage_BND[:, read:]], dim=1)
+        score_BN = own_scores(query_BD, passage_BND)
+        return score_BN.masked_fill(~torch.from_numpy(there_BN).to(score_BN.device), NOT_THERE)
+
+    def _read(
+        self, batch: np.ndarray, step: int, read_BK: np.ndarray, score_BN: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        """The loss of the reader, the loss of its sampled gradient, the number of questions with a right span, and the number
+        of passages through which the reader is trained."""
+        config, reader = self._config, self._reader
+        sampled = config.reader_gradient == "sampled"
+        rows, read_b = self._examples.rows(reader, batch, read_BK).that_teach(reader)
+        rows = rows.to(self._run.device)
+        span_RWT = read(reader, rows, sampled)
+        logit_bX, correct_bX = joint_scores(reader, span_RWT, rows, score_BN[read_b])
+        counted_bX = counted(logit_bX, correct_bX, span_RWT, config.span_loss, is_hard(config, step))
+        reader_loss = any_correct_loss(logit_bX, counted_bX)
+        taught, sampled_loss = len(span_RWT), reader_loss.new_zeros(())
+        if sampled:
+            rng = generator(config.seed, 9, step)
+            sampled_loss, taught = sampled_reader_loss(reader, rows, span_RWT, reader_loss, rng)
+        share = own_share(logit_bX, counted_bX)
+        return share * reader_loss, share * sampled_loss, correct_bX.any(dim=1).sum(), taught
 
 
 def _reader_to_train(model: Model, config: FinetuneConfig, init: str) -> SpanReader:
