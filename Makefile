@@ -47,7 +47,8 @@ test: install-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	@# Many tests start processes of realm. Where this variable is set, as in many containers, each would compile the package again.
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: install-dev
 	$(BIN)/python -m pytest -m slow

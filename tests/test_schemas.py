@@ -156,6 +156,7 @@ WRITERS = {
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],
     "workspace/sync.py Sync._write_ids": ["documents.json: tests/workspace/test_fit.py"],
     "workspace/watch.py Watcher._write": ["watched.json: tests/workspace/test_watch.py"],
+    "workspace/sources.py forget_watched": ["watched.json: tests/workspace/test_watch.py"],
     "train/run_folder.py RunFolder.open": ["settings.json"],
     "train/metrics.py MetricsLog.write": ["metrics.jsonl"],
 }

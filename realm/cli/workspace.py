@@ -30,7 +30,8 @@ def add_commands(commands: Commands) -> None:
         metavar="SOURCE",
         action="append",
         default=[],
-        help="earlier source that is no longer one: delete its documents; can be given several times",
+        help="earlier source that is no longer one: delete its documents, except those that a given SOURCE contains; can be "
+        "given several times",
     )
     fit.add_argument(
         "--minutes",
@@ -127,7 +128,7 @@ def _fit(args: argparse.Namespace) -> None:
 
     config = settings(args, FitConfig, "minutes", "start")
     folder = Path(args.out)
-    found = up_to_date(folder, args.sources, config)
+    found = up_to_date(folder, args.sources, config, args.drop)
     if found is not None:
         line = f"{folder} is up to date: {found['documents']:,} documents, {found['passages']:,} passages; nothing to do"
         report(args, found, [line])

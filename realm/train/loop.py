@@ -11,7 +11,7 @@ resuming. A stage owns its data, its forward pass and its loss:
 
 All random numbers of a step are computed from (seed, step), so a checkpoint contains no states of random generators, and a
 repeated command continues the run exactly. What a killed run wrote after its last checkpoint is removed: lines of
-metrics.jsonl, and index versions (`realm.train.refresh.refresher`).
+metrics.jsonl, and index versions (`realm.train.refresh.refresher`). `realm.train.run_folder` describes the files of a run.
 """
 
 import contextlib
@@ -31,11 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.errors import (
-    DivergedError,
-    InputError,
-    RealmError,
-)
+from realm.errors import DivergedError, InputError, RealmError
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout

@@ -105,12 +105,8 @@ class RunFolder:
         shutil.rmtree(self.path)
 
     def remove_traces(self) -> None:
-        """Removes what a run wrote that was refused before its first checkpoint, and the folder if it is then empty.
-
-        Logs of builds and computed states stay.
-        """
-        if self.checkpoints.files():
-            return
+        """Removes what a run without a checkpoint wrote, and the folder if it is then empty. Logs of builds and computed states
+        stay."""
         for name in (SETTINGS, METRICS, LOCK):
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):

@@ -2,6 +2,7 @@
 
 fit         makes or updates a workspace: knowledge base, index, adaptation, comparison with the start model
 examples    chooses the questions that show what can be asked
+sources     the sources, and which documents came from them
 sync        updates the knowledge base, so that it contains the documents of the sources
 watch       keeps the knowledge base in step with files until it is stopped
 judging     compares the adapted model with the start model

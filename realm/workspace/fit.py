@@ -22,7 +22,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from realm import __version__
 from realm.documents.reading import stamp
 from realm.errors import InputError, OtherSettings, shortened, writing
 from realm.files import write_json, write_json_lines
-from realm.folders import LOCK, one_writer, remove, replace_folder, restore
+from realm.folders import LOCK, one_writer, only_holder, remove, replace_folder, restore
 from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
 from realm.model.folder import Model, copy_model, load_model
@@ -56,11 +56,11 @@ from realm.workspace.report import (
     FitJson,
     TestJson,
     read_report,
-    source_names,
     up_to_date,
 )
 from realm.workspace.settings import FitConfig
-from realm.workspace.sync import Changes, SourceDocuments, Sync, check_sources, read_sources
+from realm.workspace.sources import WATCH_LOCK, source_names, watched_documents
+from realm.workspace.sync import Changes, SourceDocuments, Sync, read_sources
 
 ADAPTED = "adapted"
 QUESTIONS = "questions.jsonl"
@@ -75,7 +75,7 @@ def fit(
     sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    drop: Sequence[str | os.PathLike[str]] = (),
+    drop: Sequence[str | os.PathLike[str]] | str | os.PathLike[str] = (),
     minutes: float | None = None,
     start: str | os.PathLike[str] | None = None,
     strict: bool = False,
@@ -105,20 +105,39 @@ def fit(
         minutes=config.minutes if minutes is None else minutes,
         start=config.start if start is None else os.fspath(start),
     )
-    listed = [sources] if isinstance(sources, str | os.PathLike) else sources
-    run(Path(out), [os.fspath(one) for one in listed], config, strict, [os.fspath(one) for one in drop])
+    run(Path(out), _listed(sources), config, strict, _listed(drop))
     return Workspace(out)
+
+
+def _listed(sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str]) -> list[str]:
+    several = [sources] if isinstance(sources, str | os.PathLike) else sources
+    return [os.fspath(one) for one in several]
 
 
 def run(
     folder: Path, sources: Sequence[str], config: FitConfig, strict: bool = False, dropped: Sequence[str] = ()
 ) -> FitJson:
     """Does the same as `fit`, but returns the report and does not open the workspace."""
-    if report := up_to_date(folder, sources, config):
-        return report
+    if found := up_to_date(folder, sources, config, dropped):
+        return found
     sources, dropped = source_names(sources), source_names(dropped)
     _check_folder(folder)
-    check_sources(folder, sources, dropped)  # also before the documents are read
+    report = read_report(folder)
+    for one in dropped:
+        if one not in (report["sources"] if report is not None else ()) and not watched_documents(
+            folder, [one]
+        ):
+            _log.warning("%s is no source of %s: nothing of it is deleted", one, folder)
+    with ExitStack() as stack:
+        if dropped and folder.is_dir():
+            refusal = f"a source cannot be dropped while `realm watch` runs for {folder}: end it first"
+            stack.enter_context(only_holder(folder / WATCH_LOCK, refusal))
+        return _run(folder, sources, dropped, config, strict)
+
+
+def _run(
+    folder: Path, sources: Sequence[str], dropped: Sequence[str], config: FitConfig, strict: bool
+) -> FitJson:
     stamped = stamp(sources, folder)
     seconds: dict[str, float] = {}
     with _timed("read", seconds):
@@ -295,9 +314,13 @@ class _Fit:
             "left_out": dict(read.left_out.reasons.most_common()),
             "kb_version": 0,
             "seconds": self.seconds,
-            "tests": before["tests"] if before is not None else {},
+            "tests": before["tests"] if before is not None and self._has_sources(before) else {},
             "adaptation": adaptation,
         }
+
+    def _has_sources(self, before: FitJson) -> bool:
+        """Whether no source was dropped since the report; otherwise its tests may be about documents that are gone."""
+        return set(before["sources"]) <= set(self.sources)
 
     def _write(self, report: FitJson) -> None:
         rounded = {name: round(seconds, 1) for name, seconds in self.seconds.items()}

@@ -4,7 +4,6 @@ Recall is the percentage of queries with a positive among the top 1, 5 and 20 pa
 """
 
 import dataclasses
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -15,6 +14,7 @@ from realm.files import read_json
 from realm.qa.scoring.significance import PairedDifference, p_value
 from realm.store.tables.table import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
+from realm.workspace.sources import check_sources, source_names, watched_documents
 
 KB = "kb"
 MODEL = "model"
@@ -111,22 +111,26 @@ def read_report(workspace: Path) -> FitJson | None:
     return found
 
 
-def source_names(sources: Sequence[str]) -> list[str]:
-    """The sources as stored in the report, with normalised paths: "docs/" becomes "docs"."""
-    return [one if one.startswith("package:") else os.path.normpath(one) for one in sources]
+def up_to_date(
+    workspace: Path, sources: Sequence[str], config: FitConfig, dropped: Sequence[str] = ()
+) -> FitJson | None:
+    """The report if no file, setting or passage has changed since the report was written, and nothing of the dropped sources is
+    there; else None.
 
-
-def up_to_date(workspace: Path, sources: Sequence[str], config: FitConfig) -> FitJson | None:
-    """The report if no file, setting or passage has changed since the report was written; else None."""
+    Raises:
+        InputError: a source is dropped too, or an earlier source is missing.
+    """
     report = read_report(workspace)
-    if report is None or "examples" not in report:
+    sources, dropped = source_names(sources), source_names(dropped)
+    check_sources(workspace, sources, dropped, report["sources"] if report is not None else ())
+    if report is None or "examples" not in report or watched_documents(workspace, dropped):
         return None
     adapted = report["adaptation"]["minutes"] if report["adaptation"] is not None else 0.0
     same = (
         report["version"] == __version__
         and report["settings"] == {**dataclasses.asdict(config), "minutes": report["settings"]["minutes"]}
         and config.minutes <= adapted
-        and report["sources"] == source_names(sources)
+        and report["sources"] == sources
         and report["kb_version"] == newest_version(workspace / KB / PASSAGES)
         and (workspace / MODEL).is_dir()
         and report["stamp"] == stamp(sources, workspace)

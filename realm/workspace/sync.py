@@ -1,19 +1,18 @@
 """Updates the knowledge base of a workspace, so that it contains the documents of the workspace's sources.
 
 The first fit builds the knowledge base. A later fit adds new documents, replaces changed documents, and deletes documents that
-the sources no longer contain. `documents.json` lists the documents that came from the sources, so that documents which were
-added in another way are not deleted.
+the sources no longer contain.
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import ConflictError, InputError
-from realm.files import read_json, write_json
+from realm.files import write_json
 from realm.folders import remove
 from realm.model.folder import Model
 from realm.progress import progress
@@ -25,17 +24,16 @@ from realm.text.corpus import Document
 from realm.text.salient_spans import Tagger, load_tagger
 from realm.workspace.report import KB, read_report
 from realm.workspace.settings import FitConfig
+from realm.workspace.sources import (
+    DOCUMENTS,
+    DocumentsJson,
+    check_sources,
+    forget_watched,
+    listed_documents,
+    watched_documents,
+)
 
-DOCUMENTS = "documents.json"
-WATCHED = "watched.json"
-"""File with the state of `realm watch`."""
 _log = logging.getLogger(__name__)
-
-
-class DocumentsJson(TypedDict):
-    """The content of documents.json: ids of the documents that came from the sources."""
-
-    documents: list[str]
 
 
 class SourceDocuments(NamedTuple):
@@ -70,39 +68,6 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
     if not documents:
         raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")
     return SourceDocuments(documents, left_out)
-
-
-def listed_documents(folder: Path) -> set[str]:
-    """Ids of the documents that the last fit of a workspace read from its sources."""
-    known = folder / DOCUMENTS
-    return set(read_json(known)["documents"]) if known.is_file() else set()
-
-
-def watched_documents(folder: Path, sources: Sequence[str]) -> set[str]:
-    """Ids of the documents that `realm watch` read from these sources (`realm.workspace.watch`)."""
-    known = folder / WATCHED
-    files = read_json(known)["files"].values() if known.is_file() else []
-    return {id for file in files if file["source"] in sources for id in file["documents"]}
-
-
-def check_sources(folder: Path, sources: Sequence[str], dropped: Sequence[str]) -> None:
-    """Raises InputError if a source is dropped too, or if an earlier source of the workspace is in neither list."""
-    if both := [one for one in dropped if one in sources]:
-        raise InputError(f"{both[0]} is a source and is dropped: give it only once")
-    report = read_report(folder)
-    if report is not None:
-        before = report["sources"]
-    elif newest_version(folder / KB / TABLE) is not None:
-        before = list(KnowledgeBase.open(folder / KB).config.sources)
-    else:
-        return
-    if missing := [one for one in before if one not in (*sources, *dropped)]:
-        drop = " ".join(f"--drop {one}" for one in missing)
-        raise InputError(
-            f"{folder} was made from {', '.join(missing)} too: give all earlier sources, in the same words and in the same "
-            f"current folder; to delete the documents of a source, give {drop}; documents that are added with "
-            f"`realm kb add SOURCE... --in {folder}` stay"
-        )
 
 
 class Sync:
@@ -161,6 +126,8 @@ class Sync:
             return len(gone), kb.delete(gone) if gone else 0
 
         deleted, passages = changed(self.kb_folder, delete)
+        if self.dropped:
+            forget_watched(self.folder, self.dropped)
         self._keep(read)
         _log.info(
             "%s: documents: %d added, %d replaced, %d deleted, %s unchanged",
@@ -196,7 +163,9 @@ class Sync:
 
     def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
         """Raises a RealmError if this call has other settings than the knowledge base, or lacks a source of the workspace."""
-        check_sources(self.folder, self.sources, self.dropped)
+        report = read_report(self.folder)
+        earlier = report["sources"] if report is not None else kb.config.sources
+        check_sources(self.folder, self.sources, self.dropped, earlier)
         kb.check_tokenizer(self.start.tokenizer, self.config.start)
         wanted = replace(self._kb_config(), tagger=tagger.name)
         for name in ("passage_tokens", "cut", "passage_overlap", "held_out", "tagger"):

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 from realm.documents.formats.records import Unreadable
 from realm.documents.reading import ReadingReport, read_documents
@@ -26,32 +26,18 @@ from realm.folders import one_writer, only_holder
 from realm.qa.pipeline import AnswerConfig
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge
-from realm.workspace.report import KB, MODEL, read_report, source_names
+from realm.workspace.report import KB, MODEL, read_report
 from realm.workspace.settings import EVERY, SETTLE
-from realm.workspace.sync import WATCHED, listed_documents
+from realm.workspace.sources import (
+    WATCH_LOCK,
+    WATCHED,
+    WatchedFileJson,
+    WatchedJson,
+    listed_documents,
+    source_names,
+)
 
-_LOCK = ".watch.lock"
-"""File whose lock a watcher holds until it ends, because a second watcher would overwrite watched.json."""
 _log = logging.getLogger(__name__)
-
-
-class WatchedFileJson(TypedDict):
-    """A file whose documents are in the knowledge base."""
-
-    source: str
-    version: list[int]
-    """Size of the file that was read, and two timestamps in nanoseconds: the last change of the content, and the last change of
-    content, name or permissions. Empty while the documents of the file are added."""
-    documents: list[str]
-
-
-class WatchedJson(TypedDict):
-    """The content of watched.json."""
-
-    files: dict[str, WatchedFileJson]
-    unclaimed: list[str]
-    """Documents of the last fit. When all files have been read once, each of these documents that comes from no file is
-    deleted."""
 
 
 class _Seen(NamedTuple):
@@ -79,7 +65,7 @@ def watch(
         raise InputError(f"{folder} is on the hub: name a workspace on this computer, made by `realm fit`")
     if not folder.is_dir():
         raise InputError(f"{folder} is not a workspace: make one with `realm fit SOURCE... --out {folder}`")
-    with only_holder(folder / _LOCK, f"another `realm watch` already runs for {folder}: end it first"):
+    with only_holder(folder / WATCH_LOCK, f"another `realm watch` already runs for {folder}: end it first"):
         _watch(Watcher(folder, sources, settle, device), stop, every)
 
 

@@ -50,7 +50,11 @@ def test_without_a_warm_start_no_model_is_made_by_the_inverse_cloze_task() -> No
 
 
 def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings_of_a_row() -> None:
-    changed = {"pretrain": ("steps=2400", "refresh.every=38"), "kb": ("passage_tokens=64",)}
+    changed = {
+        "pretrain": ("steps=2400", "refresh.every=38"),
+        "kb": ("passage_tokens=64",),
+        "probe": ("queries=8000",),
+    }
     made = Plan(TableConfig(seeds=(0, 1)), DataConfig(), "tables", Path("t"), TABLE_2, changed)
     assert (made.pretrain.steps, made.pretrain.refresh.every) == (2400, 38)
     assert commands._build(made, made.kb, "package:realm-mini")[-4:-2] == ("--set", "passage_tokens=64")
@@ -59,6 +63,7 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         given = dict(one.split("=") for flag, one in itertools.pairwise(argv) if flag == "--set")
         assert (given["steps"], given["seed"], given["refresh.every"]) == ("2400", "1", str(every))
     assert "steps=2400" not in commands._make_start(made, "ict", 0).argv
+    assert "queries=8000" in commands._probe(made, Path("model"), Path("report")).argv
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import pytest
 
 import realm
 from realm import cli
-from realm.errors import InputError, WriteFailed
-from realm.folders import one_writer
+from realm.errors import ConflictError, InputError, WriteFailed
+from realm.folders import one_writer, only_holder
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.pipeline import AnswerConfig, Answerer
@@ -32,6 +32,8 @@ from realm.workspace import sync as sync_module
 from realm.workspace.fit import run
 from realm.workspace.report import FitJson, lines
 from realm.workspace.settings import FitConfig
+from realm.workspace.sources import WATCH_LOCK, DocumentsJson
+from realm.workspace.watch import Watcher
 from tests.conftest import TOWNS
 from tests.schemas import assert_holds
 from tests.workspace.conftest import PARTS, Tagger, text_of
@@ -57,7 +59,7 @@ def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> N
     assert {path.name for path in workspace.iterdir()} == PARTS
     report = saved(workspace)
     assert_holds(FitJson, report)
-    assert_holds(sync_module.DocumentsJson, json.loads((workspace / "documents.json").read_text()))
+    assert_holds(DocumentsJson, json.loads((workspace / "documents.json").read_text()))
     assert report["documents"] == len(TOWNS) and report["left_out"] == {
         "empty": 1,
         "of a type that is not read": 1,
@@ -222,6 +224,37 @@ def test_a_dropped_source_takes_its_documents_with_it(
         assert cli.main(words) == 0
         assert told in "".join(capsys.readouterr())
         assert document_ids() == kept and saved()["sources"] == ["docs/north"]
+    asked = {one.document_id for one in read_questions(WS / "questions.jsonl")}
+    assert asked <= kept and saved()["tests"]["made_questions"]["n"] == len(
+        read_questions(WS / "questions.jsonl")
+    )
+    assert cli.main([*words, "--drop", "docs/north"]) == 2  # although nothing has changed
+    assert "docs/north is a source and is dropped" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("light")
+def test_a_watched_source_is_dropped_when_its_watcher_has_ended_and_can_be_watched_again(
+    home: Path, config: FitConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    def watch_more() -> set[str]:
+        watcher = Watcher(WS, ["more"], settle=0, device="cpu")
+        watcher.look(0)
+        return document_ids() - before
+
+    before = document_ids()
+    Path("more").mkdir()
+    Path("more/Oakham.txt").write_text(text_of("Oakham", 1848))
+    assert watch_more() == {"more/Oakham.txt"}
+    run(WS, ["docs"], config)
+    assert document_ids() > before  # a fit without the source leaves what was watched
+    with only_holder(WS / WATCH_LOCK, ""), pytest.raises(ConflictError, match="while `realm watch` runs"):
+        run(WS, ["docs"], config, dropped=["more"])
+    run(WS, ["docs"], config, dropped=["more/", "typo"])
+    assert document_ids() == before
+    assert [line for line in caplog.messages if "nothing of it is deleted" in line] == [
+        "typo is no source of towns: nothing of it is deleted"
+    ]
+    assert watch_more() == {"more/Oakham.txt"}
 
 
 def document_ids() -> set[str]:
@@ -417,7 +450,7 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
         (["docs/north", "--out", "towns"], "towns was made from docs too: give all earlier sources"),
         (
             ["docs/north", "--out", "towns", "--drop", "more"],
-            "to delete the documents of a source, give --drop docs;",
+            "to delete the documents of these sources, give --drop docs;",
         ),
         (["docs/", "--out", "towns", "--drop", "docs"], "docs is a source and is dropped: give it only once"),
         (
@@ -466,6 +499,8 @@ def test_from_python_sources_are_paths_and_settings_are_arguments(home: Path, co
     workspace = realm.fit(Path("docs"), "towns", start=Path(config.start), minutes=3, config=config)
     assert workspace.report["settings"]["minutes"] == 3
     assert workspace.answer("when was arden founded?").text
+    with pytest.raises(InputError, match="docs is a source and is dropped"):
+        realm.fit("docs", "towns", drop=Path("docs"), config=config)
 
 
 D = PairedDifference

@@ -19,8 +19,8 @@ from realm.folders import only_holder
 from realm.model.manifest import read_manifest
 from realm.store.knowledge_base import KnowledgeBase
 from realm.workspace import watch as watch_module
-from realm.workspace.sync import listed_documents, watched_documents
-from realm.workspace.watch import WatchedJson, Watcher
+from realm.workspace.sources import WatchedJson, listed_documents, watched_documents
+from realm.workspace.watch import Watcher
 from tests.schemas import assert_holds
 
 TOWNS = 14
@@ -252,7 +252,7 @@ def test_only_a_workspace_on_this_computer_is_watched(name: str, docs: Path, cap
 def test_a_second_watcher_is_refused_until_the_first_ends(towns: Path, docs: Path, capsys) -> None:
     ended = threading.Event()
     ended.set()
-    with only_holder(towns / watch_module._LOCK, ""):
+    with only_holder(towns / watch_module.WATCH_LOCK, ""):
         assert cli.main(["watch", str(docs), "--in", str(towns), "--device", "cpu"]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "already runs" in message
