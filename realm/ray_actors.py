@@ -264,6 +264,10 @@ class _Pool(Generic[Item, Result]):
 
     def close(self) -> None:
         """Ends all actors."""
+        if (
+            not self._ray.is_initialized()
+        ):  # the connection broke; Ray would start a new cluster, to end actors in it
+            return
         held = [entry.held for entry in self._entries if entry.held is not None]
         for actor in [*self._idle, *held, *(actor for actor, _ in self._calls.values())]:
             self._ray.kill(actor)
@@ -312,7 +316,12 @@ class _Pool(Generic[Item, Result]):
         Waits at most `seconds`, or without limit if `seconds` is None. Returns whether a call has ended."""
         if not self._calls:
             return False
-        ended, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)
+        try:
+            ended, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)
+        except OSError as error:  # the connection to Ray's own process on this machine broke
+            raise RealmError(
+                f"Ray's process on this machine has ended ({first_line(error)}): start Ray again, then repeat the command"
+            ) from None
         if not ended:
             return False
         actor, entry = self._calls.pop(ended[0])
@@ -399,12 +408,13 @@ def connect(address: str) -> Any:
         raise InputError('"ray" needs Ray: pip install "realm-lm[ray]"') from None
     if ray.is_initialized():
         return ray
-    if ":" in address:  # checked here, because Ray would try to connect for minutes
-        host, _, port = address.removeprefix("ray://").rpartition(":")
+    given = address or os.environ.get("RAY_ADDRESS", "")
+    if ":" in given:  # checked here, because Ray would try to connect for minutes
+        host, _, port = given.removeprefix("ray://").rpartition(":")
         try:
             socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
-            raise InputError(f"cannot reach the Ray cluster {address}: {first_line(error)}") from None
+            raise InputError(f"cannot reach the Ray cluster {given}: {first_line(error)}") from None
     try:
         with warnings.catch_warnings():
             # Ray forks to start a cluster, and the child processes do not call Lance.
@@ -418,7 +428,7 @@ def connect(address: str) -> Any:
         )
         hint = (
             ""
-            if "RAY_AUTH_MODE" in os.environ
+            if "RAY_AUTH_MODE" in os.environ or isinstance(error, ValueError)  # ValueError: no valid address
             else " (set RAY_AUTH_MODE=token if the cluster is protected by a token)"
         )
         raise InputError(f"{what}: {first_line(error)}{hint}") from None

@@ -66,10 +66,11 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
         where = f"{path} [{section}]"
         tables = _read_toml(path)
         outer, _, inner = section.partition(".")
-        if unknown := tables.keys() - {*TABLES, outer}:
-            raise InputError(
-                f"{path}: unknown table {', '.join(sorted(unknown))} (known: {', '.join(TABLES)})"
-            )
+        if unknown := sorted(tables.keys() - {*TABLES, outer}):
+            if not isinstance(tables[unknown[0]], dict):
+                raise InputError(f"{path}: {unknown[0]} is in no table: write [{section}] above it")
+            known = dict.fromkeys((*TABLES, outer))
+            raise InputError(f"{path}: unknown table {', '.join(unknown)} (known: {', '.join(known)})")
         table = tables.get(outer, {})
         if inner and isinstance(table, dict):
             table = table.get(inner, {})

@@ -169,7 +169,7 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
         raise error
 
     parser = Parser(prog="realm")
-    parser.set_defaults(run=run, continues=False)
+    parser.set_defaults(run=run, continues=False, shares=True)
     monkeypatch.setattr(cli, "_parser", lambda: parser)
     return cli.main([])
 
@@ -298,6 +298,19 @@ def test_every_setting_of_a_preset_is_a_setting_of_its_command(preset: str) -> N
 def test_the_defaults_of_a_command_are_values_that_it_accepts(table: str) -> None:
     cls = config_classes()[table]
     assert config_from(cls, dataclasses.asdict(cls()), table) == cls()
+
+
+@pytest.mark.parametrize(
+    "words", ["kb build docs --out kb", "answer x --kb kb --model m", "adapt --kb kb --model m --out o"]
+)
+def test_a_command_of_one_process_is_refused_under_torchrun(words: str, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "realm")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(words.split()) == 2
+    command = words.split(" --")[0].removesuffix(" docs").removesuffix(" x")
+    assert capsys.readouterr().err == (
+        f"realm: realm {command} runs in one process; torchrun is for mlm, ict, pretrain and finetune\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,14 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import ray
 import torch
 
+from realm import ray_actors
 from realm.cli import main
 from realm.errors import InputError, RealmError
 from realm.index.embedding import IndexConfig
@@ -54,6 +56,25 @@ def test_cluster_that_is_not_there_is_one_line() -> None:
     ray.shutdown()  # an open connection would be used
     with pytest.raises(InputError, match=r"cannot reach the Ray cluster 127\.0\.0\.1:1: "):
         next(map_on_ray(deadly, iter(range(5)), "127.0.0.1:1"))
+
+
+def test_cluster_of_the_environment_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray.shutdown()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(InputError, match=r"cannot reach the Ray cluster 127\.0\.0\.1:1: "):
+        next(map_on_ray(deadly, iter(range(5)), ""))
+
+
+def test_the_end_of_ray_on_this_machine_is_one_line_and_starts_no_cluster() -> None:
+    lost = MagicMock()
+    lost.wait.side_effect = BrokenPipeError(32, "Broken pipe")
+    lost.is_initialized.return_value = False
+    pool: ray_actors._Pool[int, int] = ray_actors._Pool(lost, MagicMock(), deadly, None)
+    pool.start_actor()
+    with pytest.raises(RealmError, match=r"Broken pipe\): start Ray again, then repeat the command"):
+        pool.submit(1)
+    pool.close()
+    lost.kill.assert_not_called()
 
 
 @pytest.mark.slow

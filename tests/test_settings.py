@@ -129,6 +129,13 @@ def test_an_unknown_table_is_not_taken_for_absent(tmp_path: Path) -> None:
         read_config(Settings, str(path), "train")
 
 
+def test_a_key_above_all_tables_is_named_with_the_table_that_it_needs(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text("rate = 1\n")
+    with pytest.raises(InputError, match=r"run\.toml: rate is in no table: write \[train\] above it"):
+        read_config(Settings, str(path), "train")
+
+
 def test_a_value_refused_by_the_dataclass_is_an_input_error() -> None:
     with pytest.raises(InputError, match=r"rate is -1\.0: it must be 0 or more"):
         read_config(Settings, None, "train", ["rate=-1"])

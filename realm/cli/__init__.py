@@ -29,7 +29,7 @@ from realm.cli import (
     workspace,
 )
 from realm.cli.arguments import Parser
-from realm.environment import set_torch_environment
+from realm.environment import check_one_process, set_torch_environment
 from realm.errors import AlreadyDone, InputError, RealmError, way_out
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
@@ -92,6 +92,8 @@ def run(argv: Sequence[str] | None) -> None:
         args = _parser().parse_args(argv)
     except SystemExit:  # raised by --help and --version; wrong arguments raise InputError
         return
+    if not args.shares:
+        check_one_process(args.called)
     try:
         args.run(args)
     except KeyboardInterrupt as interrupt:

@@ -300,11 +300,12 @@ def add_command(
     section: str | None = None,
     reports: bool = False,
     continues: bool = False,
+    shares: bool = False,
 ) -> Parser:
     """Declares the command with the name of the function `run`: `_compare_models` runs `realm compare-models`.
 
     `section` is the command's table in configuration files; `reports` adds the flag --json; `continues` says whether the same
-    command continues an interrupted one.
+    command continues an interrupted one; `shares`, whether processes that `torchrun` starts share the work.
     """
     parser = commands.add_parser(
         run.__name__.removeprefix("_").replace("_", "-"),
@@ -331,7 +332,11 @@ def add_command(
     if reports:
         parser.add_switch("--json", "print the result as one JSON object")
     parser.set_defaults(
-        run=run, section=section, called=parser.prog.removeprefix("realm "), continues=continues
+        run=run,
+        section=section,
+        called=parser.prog.removeprefix("realm "),
+        continues=continues,
+        shares=shares,
     )
     return parser
 

@@ -19,6 +19,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm mlm --kb kb --init package:all-minilm-l6-v2 --out models/encoder",
         section="mlm",
         continues=True,
+        shares=True,
     )
     mlm.add_kb()
     mlm.add_init(
@@ -35,6 +36,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm ict --kb kb --init models/encoder --out models/ict",
         section="ict",
         continues=True,
+        shares=True,
     )
     ict.add_kb()
     ict.add_init(True, "MODEL", "model to start from: a folder, package:NAME or hf:OWNER/NAME")
@@ -48,6 +50,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm pretrain --kb kb --model models/ict --out models/realm",
         section="pretrain",
         continues=True,
+        shares=True,
     )
     pretrain.add_kb()
     pretrain.add_argument(
@@ -113,6 +116,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "realm finetune --kb kb --model models/realm --train train.jsonl --dev dev.jsonl --out models/qa",
         section="finetune",
         continues=True,
+        shares=True,
     )
     finetune.add_kb()
     finetune.add_model()
