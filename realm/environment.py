@@ -2,8 +2,6 @@
 
 import os
 
-from realm.errors import InputError
-
 
 def set_torch_environment() -> None:
     """Sets variables for the threads and caches of torch and NumPy. Values that the user has set are not changed.
@@ -28,11 +26,3 @@ def set_torch_environment() -> None:
 def usable_cores() -> int:
     """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def check_one_process(command: str) -> None:
-    """Raises InputError if `torchrun` started several processes of a command that runs in one."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            f"realm {command} runs in one process; torchrun is for mlm, ict, pretrain and finetune"
-        )

@@ -29,8 +29,8 @@ from realm.cli import (
     workspace,
 )
 from realm.cli.arguments import Parser
-from realm.environment import check_one_process, set_torch_environment
-from realm.errors import AlreadyDone, InputError, RealmError, way_out
+from realm.environment import set_torch_environment
+from realm.errors import AlreadyDone, InputError, RealmError, check_one_process, way_out
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
 """Numbers of system errors that are printed with a traceback. Such errors are defects of this program, because commands

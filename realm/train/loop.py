@@ -31,8 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.environment import check_one_process
-from realm.errors import DivergedError, RealmError
+from realm.errors import DivergedError, RealmError, check_one_process
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout
