@@ -136,6 +136,7 @@ BUILD, ADD = (
 REPLACE = "kb build towns.jsonl FILE --strict --out kb --replace --tagger rules"
 DOCUMENTS = {
     "missing.jsonl": "missing.jsonl: no such file or folder",
+    "s4://bucket/a.jsonl": "s4:// is no kind of address that is read: use https://",
     "empty.jsonl": "empty.jsonl is empty",
     "blank.jsonl": "blank.jsonl contains only white space",
     "binary.jsonl": "binary.jsonl: binary data",

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import DistBackendError
 
 from realm import cli
 from realm.cli.arguments import Parser, report, wrapped
@@ -311,6 +312,23 @@ def test_a_command_of_one_process_is_refused_under_torchrun(words: str, monkeypa
     assert capsys.readouterr().err == (
         f"realm: realm {command} runs in one process; torchrun is for mlm, ict, pretrain and finetune\n"
     )
+
+
+GLOO = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Connection closed by peer")
+
+
+@pytest.mark.parametrize("error", [GLOO, DistBackendError("NCCL error: remote process exited")])
+def test_a_rank_whose_partner_has_ended_says_so_in_one_line(error: Exception, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "realm")
+    assert main_that_raises(monkeypatch, error) == 2
+    line = capsys.readouterr().err
+    assert (
+        line.startswith("realm: the connection to another process of torchrun broke")
+        and line.count("\n") == 1
+    )
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID")
+    with pytest.raises(RuntimeError):
+        main_that_raises(monkeypatch, error)
 
 
 @pytest.mark.parametrize(

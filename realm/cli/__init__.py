@@ -73,12 +73,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + 13
     except KeyboardInterrupt as interrupt:
         return _print_error(str(interrupt) or "interrupted", 130)
+    except RuntimeError as error:
+        if not _lost_connection(error):
+            raise
+        return _print_error(
+            "the connection to another process of torchrun broke, probably because that process has ended: repeat the command",
+            2,
+        )
     except OSError as error:
         if error.errno in _DEFECTS:
             raise
         refused = f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
         return _print_error(refused + way_out(error.filename, error), 2)
     return 0
+
+
+def _lost_connection(error: RuntimeError) -> bool:
+    """Whether it is the error of a rank, when another rank has ended. Gloo raises a RuntimeError, NCCL a DistBackendError."""
+    of_torch = {one.__name__ for one in type(error).__mro__}
+    return "TORCHELASTIC_RUN_ID" in os.environ and ("DistError" in of_torch or "gloo" in str(error))
 
 
 def run(argv: Sequence[str] | None) -> None:

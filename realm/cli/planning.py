@@ -63,8 +63,9 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     from realm.stages.tables import aligned
 
     hardware, corpus = plan["hardware"], plan["corpus"]
+    devices = f"{hardware['devices']} device{'s' * (hardware['devices'] != 1)}"
     yield (
-        f"{hardware['devices']} devices of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
+        f"{devices} of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
         f"{hardware['memory_gb_per_s']:.4g} GB/s each; {corpus['passages']:,} passages"
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"
@@ -97,6 +98,8 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
         memory.append([stage["stage"], *(f"{value:.3g}" for value in stage["memory_gb"].values())])
         memory[-1][-1] += "" if stage["fits"] else ", too much"
     yield from aligned(times)
+    if any(stage["devices"] < hardware["devices"] for stage in plan["stages"]):
+        yield "(a stage uses only as many devices as can share its batch_size evenly)"
     yield ""
     yield from aligned(memory)
     yield ""

@@ -17,7 +17,7 @@ from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadabl
 from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
-from realm.documents.remote import addresses_of, is_remote, name_of, public_address
+from realm.documents.remote import SCHEMES, addresses_of, is_remote, name_of, public_address
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
@@ -128,6 +128,10 @@ def files_of(source: str, but: Path | None) -> list[SourceFile]:
     if path.is_dir():
         return _walk(path, but)
     if not path.exists():
+        scheme, colon, _ = address.partition("://")
+        if colon and scheme.isalnum():
+            known = ", ".join(f"{one}://" for one in SCHEMES)
+            raise InputError(f"{source}: {scheme}:// is no kind of address that is read: use {known}")
         raise InputError(f"{source}: no such file or folder")
     if _DUMP_INDEX.search(path.name):
         raise InputError(_why_not_read(path, source))
