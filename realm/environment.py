@@ -2,6 +2,9 @@
 
 import os
 
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""Variable that `torchrun` sets for the processes that it starts."""
+
 
 def set_torch_environment() -> None:
     """Sets variables for the threads and caches of torch and NumPy. Values that the user has set are not changed.
@@ -26,3 +29,13 @@ def set_torch_environment() -> None:
 def usable_cores() -> int:
     """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processes_of_torchrun() -> int:
+    """Number of processes that `torchrun` has started with this one; 0: this process was started in another way."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if _TORCHRUN in os.environ else 0
+
+
+def of_child() -> dict[str, str]:
+    """The environment for a child process that runs another command: it is no process of `torchrun`."""
+    return {name: value for name, value in os.environ.items() if name != _TORCHRUN}

@@ -156,9 +156,6 @@ def check_shares(settings: object, *names: str) -> None:
             raise ValueError(f"{name} is {getattr(settings, name)}: it must be between 0 and 1")
 
 
-def check_one_process(command: str) -> None:
-    """Raises InputError if `torchrun` started several processes of a command that runs in one."""
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise InputError(
-            f"realm {command} runs in one process; torchrun is for mlm, ict, pretrain and finetune"
-        )
+def no_rank(command: str) -> InputError:
+    """The error of a command that runs in one process, if `torchrun` has started several."""
+    return InputError(f"realm {command} runs in one process; torchrun is for mlm, ict, pretrain and finetune")

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from realm.environment import of_child
+
 
 class Child(AbstractContextManager["Child"]):
     """A running command; leaving the `with` block kills the command and its child processes."""
@@ -32,7 +34,12 @@ class Child(AbstractContextManager["Child"]):
         self._ended: float | None = None
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=of_child(),
             )
 
     @property

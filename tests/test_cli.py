@@ -320,6 +320,7 @@ GLOO = RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:537] Connectio
 @pytest.mark.parametrize("error", [GLOO, DistBackendError("NCCL error: remote process exited")])
 def test_a_rank_whose_partner_has_ended_says_so_in_one_line(error: Exception, monkeypatch, capsys) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "realm")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     assert main_that_raises(monkeypatch, error) == 2
     line = capsys.readouterr().err
     assert (

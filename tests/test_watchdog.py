@@ -38,6 +38,13 @@ def test_child_that_ends_well_has_no_failure_and_its_output_in_the_log(start, tm
     assert (tmp_path / "log").read_text() == "before\nout\nerror\n"
 
 
+def test_child_of_a_rank_is_no_rank(start, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "realm")
+    with start("echo run $TORCHELASTIC_RUN_ID") as child:
+        assert ended(child) == ""
+    assert (tmp_path / "log").read_text() == "run\n"
+
+
 def test_dead_child_is_named_by_its_exit_code_or_signal(start) -> None:
     with start("exit 3") as child:
         assert ended(child) == "failed with exit code 3"

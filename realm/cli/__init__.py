@@ -29,8 +29,8 @@ from realm.cli import (
     workspace,
 )
 from realm.cli.arguments import Parser
-from realm.environment import set_torch_environment
-from realm.errors import AlreadyDone, InputError, RealmError, check_one_process, way_out
+from realm.environment import processes_of_torchrun, set_torch_environment
+from realm.errors import AlreadyDone, InputError, RealmError, no_rank, way_out
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
 """Numbers of system errors that are printed with a traceback. Such errors are defects of this program, because commands
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _lost_connection(error: RuntimeError) -> bool:
     """Whether it is the error of a rank, when another rank has ended. Gloo raises a RuntimeError, NCCL a DistBackendError."""
     of_torch = {one.__name__ for one in type(error).__mro__}
-    return "TORCHELASTIC_RUN_ID" in os.environ and ("DistError" in of_torch or "gloo" in str(error))
+    return processes_of_torchrun() > 1 and ("DistError" in of_torch or "gloo" in str(error))
 
 
 def run(argv: Sequence[str] | None) -> None:
@@ -105,8 +105,8 @@ def run(argv: Sequence[str] | None) -> None:
         args = _parser().parse_args(argv)
     except SystemExit:  # raised by --help and --version; wrong arguments raise InputError
         return
-    if not args.shares:
-        check_one_process(args.called)
+    if processes_of_torchrun() > 1 and not args.shares:
+        raise no_rank(args.called)
     try:
         args.run(args)
     except KeyboardInterrupt as interrupt:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from realm import distributed
-from realm.errors import DivergedError, RealmError, check_one_process
+from realm.errors import DivergedError, RealmError, no_rank
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout
@@ -89,8 +89,8 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         self.settings = plain({"stage": stage, **asdict(config), **(settings or {}), **precision})
         self._run_folder = RunFolder(out, config, self.settings, model.saved_stages)
         self.folder, self._checkpoints = self._run_folder.path, self._run_folder.checkpoints
-        if not shares:
-            check_one_process(stage)
+        if distributed.world_size() > 1 and not shares:
+            raise no_rank(stage)
         distributed.check_batch(config.batch_size)
         if distributed.is_main_process():
             self._run_folder.check_out()
