@@ -50,8 +50,8 @@ class RunFolder:
         settings: Mapping[str, Any],
         saved_stages: Callable[[Path], list[dict[str, Any]]],
     ):
-        """`settings` are those of `config`, and all others that must not change in a run. `saved_stages` gives the settings of
-        the stages that made the model in a folder, oldest first."""
+        """`settings` has everything that must stay the same in a run, also the settings of `config`. `saved_stages` gives the
+        settings of the stages that made the model in a folder, oldest first."""
         self.out, self.settings = out, settings
         self.path = out.with_name(out.name + ".training")
         self.checkpoints = Checkpoints(self.path)
@@ -113,7 +113,7 @@ class RunFolder:
             self.path.rmdir()
 
     def _check_settings(self) -> None:
-        """Refuses other settings than those of an interrupted run. A run without a checkpoint is not continued."""
+        """Raises OtherSettings if the folder has checkpoints of a run with other settings."""
         if not self.checkpoints.files():
             return
         settings_file = self.path / SETTINGS
