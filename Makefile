@@ -3,6 +3,8 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 BIN := .venv/bin
+# Many tests start processes of realm. Where this variable is set, as in many containers, each would compile the package again.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 # Commands that `make tables` runs at the same time, each with its share of the cores. Small networks use one core well, and two badly.
 JOBS ?= 2
 INSTALLED := .venv/installed
@@ -47,11 +49,10 @@ test: install-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@# Many tests start processes of realm. Where this variable is set, as in many containers, each would compile the package again.
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -m "not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test-slow: install-dev
-	$(BIN)/python -m pytest -m slow
+	$(PYTEST) -m slow
 
 bench: install-dev
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[benchmarks]'
