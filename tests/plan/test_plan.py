@@ -172,6 +172,16 @@ def test_plan_is_a_table_that_marks_what_does_not_fit(tmp_path, tiny_kb, capsys)
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("machine", "devices", "noted"), [("h100", "1 device of", 0), ("h100-x8", "8 devices of", 1)]
+)
+def test_plan_says_why_a_stage_uses_fewer_devices(machine, devices, noted, capsys) -> None:
+    assert main(["plan", "paper", "--hardware", machine, "--passages", "1000"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(devices)
+    assert printed.count("only as many devices as can share its batch_size evenly") == noted
+
+
 def test_machines_of_the_package_are_read() -> None:
     assert {"h100", "h100-x8", "h100-x64"} <= machines().keys()
     assert all(read_hardware(name).devices > 0 for name in machines())

@@ -16,8 +16,8 @@ import pytest
 
 import realm
 from realm import cli
-from realm.errors import ConflictError, InputError, WriteFailed
-from realm.folders import one_writer, only_holder
+from realm.errors import InputError, WriteFailed
+from realm.folders import one_writer
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.pipeline import AnswerConfig, Answerer
@@ -32,8 +32,7 @@ from realm.workspace import sync as sync_module
 from realm.workspace.fit import run
 from realm.workspace.report import FitJson, lines
 from realm.workspace.settings import FitConfig
-from realm.workspace.sources import WATCH_LOCK, DocumentsJson
-from realm.workspace.watch import Watcher
+from realm.workspace.sources import DocumentsJson
 from tests.conftest import TOWNS
 from tests.schemas import assert_holds
 from tests.workspace.conftest import PARTS, Tagger, text_of
@@ -208,57 +207,6 @@ def test_a_fit_adds_replaces_and_deletes_what_changed_in_the_files(
     assert opened.delete("Note") == 1
     assert run(WS, ["docs"], config)["documents"] == len(TOWNS)
     assert content(WS) == anew
-
-
-@pytest.mark.usefixtures("light")
-def test_a_dropped_source_takes_its_documents_with_it(
-    home: Path, config: FitConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
-    realm.load(WS).add([{"id": "own", "title": "Own", "text": "Zelda added this sentence."}])
-    kept = {"own"} | {id for id in document_ids() if id.startswith("docs/north/")}
-    assert len(kept) < len(document_ids())
-    words = ["fit", "docs/north", "--out", "towns", "--drop", "docs/", "--start", config.start]
-    for setting in ("tagger=tiny", "held_out=0.3", "device=cpu"):
-        words += ["--set", setting]
-    for told in ("deleted", "up to date"):
-        assert cli.main(words) == 0
-        assert told in "".join(capsys.readouterr())
-        assert document_ids() == kept and saved()["sources"] == ["docs/north"]
-    asked = {one.document_id for one in read_questions(WS / "questions.jsonl")}
-    assert asked <= kept and saved()["tests"]["made_questions"]["n"] == len(
-        read_questions(WS / "questions.jsonl")
-    )
-    assert cli.main([*words, "--drop", "docs/north"]) == 2  # although nothing has changed
-    assert "docs/north is a source and is dropped" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("light")
-def test_a_watched_source_is_dropped_when_its_watcher_has_ended_and_can_be_watched_again(
-    home: Path, config: FitConfig, caplog: pytest.LogCaptureFixture
-) -> None:
-    def watch_more() -> set[str]:
-        watcher = Watcher(WS, ["more"], settle=0, device="cpu")
-        watcher.look(0)
-        return document_ids() - before
-
-    before = document_ids()
-    Path("more").mkdir()
-    Path("more/Oakham.txt").write_text(text_of("Oakham", 1848))
-    assert watch_more() == {"more/Oakham.txt"}
-    run(WS, ["docs"], config)
-    assert document_ids() > before  # a fit without the source leaves what was watched
-    with only_holder(WS / WATCH_LOCK, ""), pytest.raises(ConflictError, match="while `realm watch` runs"):
-        run(WS, ["docs"], config, dropped=["more"])
-    run(WS, ["docs"], config, dropped=["more/", "typo"])
-    assert document_ids() == before
-    assert [line for line in caplog.messages if "nothing of it is deleted" in line] == [
-        "typo is no source of towns: nothing of it is deleted"
-    ]
-    assert watch_more() == {"more/Oakham.txt"}
-
-
-def document_ids() -> set[str]:
-    return {document.id for document in KnowledgeBase.open(WS / "kb").documents()}
 
 
 @pytest.mark.usefixtures("light")
