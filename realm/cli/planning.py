@@ -70,8 +70,9 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"
     yield (
-        f"to build the knowledge base: {_hours(corpus['tagging_core_hours'])} core hours for the tagger, "
-        f"{_hours(corpus['rest_core_hours'])} for all other work, {corpus['build_memory_gb']:.3g} GB of memory"
+        f"to build the knowledge base: {_hours(corpus['tagging_core_hours'])} core hours for the tagger "
+        f"{corpus['tagger']}, {_hours(corpus['rest_core_hours'])} for all other work, "
+        f"{corpus['build_memory_gb']:.3g} GB of memory"
     )
     yield f"index: {_duration(plan['index_seconds'])} on one device"
     yield (

@@ -145,8 +145,8 @@ class Plan:
         """Seconds of `realm index` with one device."""
         return self._seconds(self._index_work(frozen=False))
 
-    def corpus_costs(self) -> dict[str, float]:
-        """Disk space, memory and core hours that the knowledge base needs."""
+    def corpus_costs(self) -> dict[str, Any]:
+        """Disk space, memory and core hours that the knowledge base needs, and its tagger."""
         count = self.corpus.passages
         pieces = count * self.corpus.pieces
         tagger = self.preset.kb.tagger
@@ -154,6 +154,7 @@ class Plan:
         tagging = TAGGING_SECONDS.get(tagger, other)
         return {
             "passages": count,
+            "tagger": tagger,
             "text_gb": pieces * TEXT_BYTES / 1e9,
             "vectors_gb": count * (2 * self._embedder.dim + VECTOR_KEY_BYTES) / 1e9,
             "tagging_core_hours": pieces * tagging / 3600,

@@ -44,7 +44,7 @@ READ = "the readers' own token"
         ("/v1/fill", {"sentence": "no mask here"}, 400, r"no \[MASK\]"),
         ("/v1/fill", {"sentence": "wool " * 40 + "[MASK]"}, 400, "shorten the sentence"),
         ("/nothing", {}, 405, ""),
-        ("/health", {}, 405, ""),
+        ("/health", {}, 405, "^/health needs the method GET$"),
     ],
 )
 def test_what_cannot_be_served_is_a_problem_with_its_reason(served, path, body, status, says) -> None:

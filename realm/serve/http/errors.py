@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
@@ -104,6 +105,9 @@ def install(app: FastAPI) -> None:
     """Adds the exception handlers to the app, which send errors as problem+json."""
 
     async def ours(request: Request, error: Exception) -> JSONResponse:
+        if isinstance(error, HTTPException) and (methods := _other_methods(request, error)):
+            detail = f"{request.url.path} needs the method {methods}"
+            return problem(405, detail, {"Allow": methods})
         return from_error(error)
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
@@ -122,6 +126,17 @@ def install(app: FastAPI) -> None:
     for kind in (RealmError, Busy, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)
+
+
+def _other_methods(request: Request, error: HTTPException) -> str:
+    """The methods of an operation that was requested with another method: the router then looks for a file of the page."""
+    if error.status_code not in (404, 405):
+        return ""
+    routes = [route for route in request.app.routes if isinstance(route, Route)]
+    found = [(route.matches(request.scope)[0], route.methods or ()) for route in routes]
+    if any(match == Match.FULL for match, _ in found):
+        return ""
+    return ", ".join(sorted({name for match, methods in found if match == Match.PARTIAL for name in methods}))
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
