@@ -5,12 +5,13 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 BIN := .venv/bin
 # Many tests start processes of realm. Where this variable is set, as in many containers, each would compile the package again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Commands that `make tables` runs at the same time, each with its share of the cores. Small networks use one core well, and two badly.
 JOBS ?= 2
 INSTALLED := .venv/installed
 INSTALLED_DEV := .venv/installed-dev
 
-.PHONY: install install-dev demo demo-from-text demo-full tables test test-slow bench site clean
+.PHONY: install install-dev demo demo-from-text demo-full tables test test-page test-slow bench site clean
 
 install: $(INSTALLED)
 
@@ -49,7 +50,10 @@ test: install-dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(PYTEST) -m "not slow" -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow and not page" $(PARALLEL)
+
+test-page: install-dev
+	$(PYTEST) -m "not slow and page" $(PARALLEL) tests/serve
 
 test-slow: install-dev
 	$(PYTEST) -m slow

@@ -12,6 +12,7 @@ from tests.serve.conftest import TOKEN, Served, running
 from tests.serve.visiting import PATIENCE, browser, expect, runs, serious_findings, site, visit
 
 __all__ = ["browser", "runs", "site", "visit"]
+pytestmark = pytest.mark.page
 
 
 def test_ask_shows_the_servers_answer_and_the_passages_it_was_read_from(visit, site) -> None:

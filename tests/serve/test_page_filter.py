@@ -13,6 +13,7 @@ from tests.serve.conftest import TOKEN, Served, running
 from tests.serve.visiting import Visit, browser, expect, serious_findings, visit
 
 __all__ = ["browser", "visit"]
+pytestmark = pytest.mark.page
 HOSTILE = "<img src=x onerror='window.pwned=1'>"
 DOCUMENTS: list[dict[str, Any]] = [
     {"id": f"{year}", "title": f"Oakham {year}", "text": f"In {year} Berthe sold bells.", "fields": fields}

@@ -11,6 +11,7 @@ from tests.serve.conftest import TOKEN, running
 from tests.serve.visiting import browser, expect, playwright, runs, serious_findings, site, visit
 
 __all__ = ["browser", "runs", "site", "visit"]
+pytestmark = pytest.mark.page
 HOSTILE = [
     "<script>window.pwned = 1</script>",
     "<img src=x onerror='window.pwned = 2'>",

@@ -17,6 +17,7 @@ from tests.serve.conftest import TOKEN
 from tests.serve.visiting import Visit, browser, expect, runs, serious_findings, site, visit
 
 __all__ = ["browser", "runs", "site", "visit"]
+pytestmark = pytest.mark.page
 VIEWS = ("ask", "fill", "knowledge", "training")
 
 

@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright import sync_api as playwright
 
 from tests.serve.conftest import Served, running
 
 BROWSER = os.environ.get("REALM_BROWSER") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None
 )
-if BROWSER is None:
-    pytest.skip(
-        "no Chromium here: `apt-get install chromium`, or name one in REALM_BROWSER", allow_module_level=True
-    )
-playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: `pip install playwright`")
-
 PATIENCE = 60_000  # milliseconds: other work may share the machine
 expect = playwright.expect
 expect.set_options(timeout=PATIENCE)
@@ -27,6 +22,8 @@ expect.set_options(timeout=PATIENCE)
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    if BROWSER is None:
+        pytest.skip("no Chromium here: `apt-get install chromium`, or name one in REALM_BROWSER")
     with playwright.sync_playwright() as started:
         sandbox = [] if os.geteuid() else ["--no-sandbox"]  # Chromium refuses to be root in one
         browser = started.chromium.launch(executable_path=BROWSER, args=sandbox)
