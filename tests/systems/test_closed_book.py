@@ -26,6 +26,7 @@ from realm.systems.closed_book import (
 from realm.systems.system import Ground, load_system, predict, read_system
 from realm.tokens.tokenizer import Tokenizer
 from tests.conftest import RIVERS, TOWNS
+from tests.systems.runs import WEIGHTS, check_resumed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS[:10])
@@ -153,26 +154,12 @@ def test_it_learns_ten_answers_by_heart_and_answers_from_its_folder(ground, tiny
     assert best == pytest.approx(10 * right)
 
 
-def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(
         steps=12, span_steps=4, batch_size=4, warmup=2, dev_every=6, checkpoint_seconds=0.0, **TINY
     )
-    whole = train(ground, tmp_path / "whole", config)
-    calls = 0
-
-    def stopping(network, batch):
-        nonlocal calls
-        calls += 1
-        if calls == 9:
-            raise KeyboardInterrupt
-        return loss_of(network, batch)
-
-    monkeypatch.setattr(closed_book, "loss_of", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(ground, tmp_path / "stopped", config)
-    resumed = train(ground, tmp_path / "stopped", config)
-    for name in ("weights.safetensors", "tokenizer.json"):
-        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+    files = (*WEIGHTS, "tokenizer.json")
+    check_resumed(lambda out: train(ground, out, config), tmp_path, closed_book, "loss_of", 9, files)
 
 
 def test_a_start_that_is_no_checkpoint_is_refused_in_one_line(ground, tmp_path) -> None:

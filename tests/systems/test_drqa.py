@@ -29,6 +29,7 @@ from realm.systems.drqa import (
 from realm.systems.system import Ground, load_system, predict
 from realm.systems.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
 from tests.conftest import RIVERS, TOWNS
+from tests.systems.runs import WEIGHTS, check_resumed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -298,24 +299,10 @@ def test_questions_answered_together_have_the_answers_of_plain_loops(tiny_kb, ra
         assert one.answer == tiny_kb.passages([number])[0].text[start:end]
 
 
-def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(steps=10, batch_size=4, warmup=2, dev_every=5, checkpoint_seconds=0.0, **TINY)
-    whole = train(ground, tmp_path / "whole", config)
-    calls = 0
-
-    def stopping(*args):
-        nonlocal calls
-        calls += 1
-        if calls == 8:
-            raise KeyboardInterrupt
-        return loss_of(*args)
-
-    monkeypatch.setattr(drqa, "loss_of", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(ground, tmp_path / "stopped", config)
-    resumed = train(ground, tmp_path / "stopped", config)
-    for name in ("weights.safetensors", "words.json"):
-        assert (whole / name).read_bytes() == (resumed / name).read_bytes()
+    files = (*WEIGHTS, "words.json")
+    check_resumed(lambda out: train(ground, out, config), tmp_path, drqa, "loss_of", 8, files)
 
 
 def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tmp_path) -> None:

@@ -19,9 +19,10 @@ from realm.systems import graph_retriever, passage_graph
 from realm.systems.articles import Articles
 from realm.systems.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
 from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
-from realm.systems.system import Ground, load_system, predict
+from realm.systems.system import Ground
 from realm.tokens.layouts import Lengths
 from tests.conftest import RIVERS, TOWNS
+from tests.systems.runs import check_answers, check_resumed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -225,36 +226,14 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(steps=40, batch_size=4, learning_rate=1e-3, warmup=4, dev_every=20, **TINY)
-    out = train(ground, tmp_path / "graph", config)
-    found = list(predict(load_system(out, tiny_kb), tiny_kb, QUESTIONS))
-    text_of = {passage.id: passage.text for passage in tiny_kb}
-    for one in found:
-        assert text_of[one.passage_id][one.start : one.end] == one.answer
-        assert one.passage_id in one.passages
-    assert sum(one.answer in RIVERS for one in found) >= 7  # of 14; few words are rivers
-    nothing = load_system(out, tiny_kb).answer(["zzz?"])
-    assert (nothing[0].answer, nothing[0].passage) == ("", -1)
+    check_answers(train(ground, tmp_path / "graph", config), tiny_kb, QUESTIONS)
 
 
-def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(
         steps=6, batch_size=2, warmup=2, dev_every=3, dev_questions=2, checkpoint_seconds=0.0, **TINY
     )
-    whole = train(ground, tmp_path / "whole", config)
-    calls = 0
-
-    def stopping(*args):
-        nonlocal calls
-        calls += 1
-        if calls == 5:
-            raise KeyboardInterrupt
-        return marginal_loss(*args)
-
-    monkeypatch.setattr(graph_retriever, "marginal_loss", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(ground, tmp_path / "stopped", config)
-    resumed = train(ground, tmp_path / "stopped", config)
-    assert (whole / "weights.safetensors").read_bytes() == (resumed / "weights.safetensors").read_bytes()
+    check_resumed(lambda out: train(ground, out, config), tmp_path, graph_retriever, "marginal_loss", 5)
 
 
 def test_answers_that_the_reader_cuts_off_are_no_examples(tiny_kb, tiny_model_folder, graph) -> None:

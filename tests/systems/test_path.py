@@ -17,8 +17,9 @@ from realm.qa.spans import body_start
 from realm.systems import path_retriever
 from realm.systems.path_network import CARRIED, END, PathNetwork, beam_search, path_loss, reading_loss
 from realm.systems.path_retriever import Config, train
-from realm.systems.system import Ground, load_system, predict
+from realm.systems.system import Ground
 from tests.conftest import RIVERS, TOWNS
+from tests.systems.runs import check_answers, check_resumed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -246,37 +247,14 @@ def test_a_passage_without_words_spoils_no_gradient(network, tiny_model_folder) 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(steps=20, batch_size=4, learning_rate=2e-3, warmup=2, dev_every=20, **TINY)
-    out = train(ground, tmp_path / "path", config)
-    system = load_system(out, tiny_kb)
-    found = list(predict(system, tiny_kb, QUESTIONS))
-    text_of = {passage.id: passage.text for passage in tiny_kb}
-    for one in found:
-        assert text_of[one.passage_id][one.start : one.end] == one.answer
-        assert one.passage_id in one.passages
-    assert sum(one.answer in RIVERS for one in found) >= 7  # of 14; few words are rivers
-    nothing = system.answer(["zzz?"])
-    assert (nothing[0].answer, nothing[0].passage) == ("", -1)
+    check_answers(train(ground, tmp_path / "path", config), tiny_kb, QUESTIONS)
 
 
-def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path, monkeypatch) -> None:
+def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(
         steps=6, batch_size=2, warmup=2, dev_every=3, dev_questions=2, checkpoint_seconds=0.0, **TINY
     )
-    whole = train(ground, tmp_path / "whole", config)
-    calls = 0
-
-    def stopping(*args):
-        nonlocal calls
-        calls += 1
-        if calls == 9:
-            raise KeyboardInterrupt
-        return path_loss(*args)
-
-    monkeypatch.setattr(path_retriever, "path_loss", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(ground, tmp_path / "stopped", config)
-    resumed = train(ground, tmp_path / "stopped", config)
-    assert (whole / "weights.safetensors").read_bytes() == (resumed / "weights.safetensors").read_bytes()
+    check_resumed(lambda out: train(ground, out, config), tmp_path, path_retriever, "path_loss", 9)
 
 
 def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model_folder, tmp_path) -> None:

@@ -1,0 +1,64 @@
+"""Checks of the training and of the answers of a compared system."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from realm.qa.question_files import Question
+from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.system import load_system, predict
+from tests.conftest import RIVERS
+
+WEIGHTS = ("weights.safetensors",)
+
+
+def check_resumed(
+    train: Callable[[Path], Path],
+    folder: Path,
+    module: ModuleType,
+    function: str,
+    call: int,
+    files: Sequence[str] = WEIGHTS,
+) -> None:
+    """Checks that a training which is stopped by Ctrl-C ends with the files of an uninterrupted one.
+
+    Args:
+        train: trains a system in a folder.
+        folder: parent of the folders of both trainings.
+        module: module of the system.
+        function: function of the module that training calls in each step.
+        call: number of the call in which the training is stopped.
+        files: names of the files that are compared.
+    """
+    whole = train(folder / "whole")
+    original, calls = getattr(module, function), itertools.count(1)
+
+    def stopping(*args: Any) -> Any:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, function, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            train(folder / "stopped")
+    resumed = train(folder / "stopped")
+    for name in files:
+        assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
+
+
+def check_answers(folder: Path, kb: KnowledgeBase, questions: Sequence[Question]) -> None:
+    """Checks that a trained system answers half of the questions about rivers, each with a passage that has the answer."""
+    system = load_system(folder, kb)
+    found = list(predict(system, kb, questions))
+    text_of = {passage.id: passage.text for passage in kb}
+    for one in found:
+        assert text_of[one.passage_id][one.start : one.end] == one.answer
+        assert one.passage_id in one.passages
+    assert sum(one.answer in RIVERS for one in found) >= len(questions) / 2  # few words are rivers
+    nothing = system.answer(["zzz?"])
+    assert (nothing[0].answer, nothing[0].passage) == ("", -1)
