@@ -215,11 +215,10 @@ def _rows(plan: Plan, tests: dict[str, _Test]) -> dict[str, RowJson]:
     if not seeds:
         return {}
     files = [plan.questions("train"), *([plan.questions(f"{READING}-train")] if plan.reads_first else [])]
-    trained = {
-        normalise_answer(answer) for file in files for one in read_questions(file) for answer in one.answers
-    }
+    trained = {answer for file in files for one in read_questions(file) for answer in one.answers}
+    known = set(map(normalise_answer, trained))
     seen = {
-        name: np.array([_is_seen(question, trained) for question in test.questions])
+        name: np.array([_is_seen(question, trained, known) for question in test.questions])
         for name, test in tests.items()
     }
     rows: dict[str, RowJson] = {}
@@ -255,10 +254,11 @@ def _tested(name: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Pr
     }
 
 
-def _is_seen(question: Question, trained: set[str]) -> bool:
+def _is_seen(question: Question, trained: set[str], known: set[str]) -> bool:
+    """Whether an answer is also the answer of a training question. `known` has the normalised answers `trained`."""
     if question.regex:
-        return any(is_correct(answer, question) for answer in trained)
-    return any(normalise_answer(answer) in trained for answer in question.answers)
+        return not trained.isdisjoint(question.answers) or any(is_correct(one, question) for one in trained)
+    return any(normalise_answer(answer) in known for answer in question.answers)
 
 
 def _answered(correct_SN: np.ndarray, f1_SN: np.ndarray, chosen_N: np.ndarray) -> Answered:

@@ -18,6 +18,7 @@ from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
 from realm.errors import InputError
 from realm.files import write_json
 from realm.qa.question_files import Question
+from realm.qa.scoring.metrics import normalise_answer
 
 
 def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Plan:
@@ -199,6 +200,16 @@ def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:
     assert scored["em"] == pytest.approx(100 * 3 / 6)
     assert scored["em_ci95"][0] < 50 < scored["em_ci95"][1]
     assert results._answered(correct_SN, f1_SN, np.zeros(4, dtype=bool))["n"] == 0
+
+
+def test_a_pattern_is_seen_if_a_training_answer_as_it_was_written_matches() -> None:
+    trained = {"July 4, 1976", "The Beatles", "Jean-Paul", r"19\d\d"}
+    known = set(map(normalise_answer, trained))
+    seen = [r"July\s+4,?\s+1976", "The Beatles", "Jean-Paul", r"19\d\d"]
+    for pattern in [*seen, r"July\s+5", "Beatles? songs"]:
+        question = Question("q", "who?", (pattern,), regex=True)
+        assert results._is_seen(question, trained, known) == (pattern in seen), pattern
+    assert results._is_seen(Question("q", "who?", ("beatles",)), trained, known)
 
 
 def test_masked_facts_are_compared_pair_by_pair_as_means_over_the_seeds(tmp_path) -> None:
