@@ -7,7 +7,7 @@ that repeat the text of the query. Reading is right if the reader predicts the w
 Axis letters: B queries, K candidates with the null passage, M masked tokens, D embedding, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypedDict
 
@@ -120,15 +120,19 @@ def first_positives(
 
     Passages that repeat the text of the query are left out of the ranking.
     """
-    return _ranks(queries, index.search(query_BD, depth + 8).number_BK.cpu().numpy(), tokens, depth)
+    return _ranks(
+        queries, lambda rows, k: index.search(query_BD[rows], k).number_BK.cpu().numpy(), tokens, depth
+    )
 
 
 def first_positives_bm25(
     queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
 ) -> np.ndarray:
     """The ranks of `first_positives`, but for a BM25 search with the unmasked words of each query -> [B]."""
-    number_BK = Bm25Index(kb.titles, kb.texts()).search(_unmasked(queries, kb), depth + 8).number_BK
-    return _ranks(queries, number_BK, kb.tokens, depth)
+    index, texts = Bm25Index(kb.titles, kb.texts()), _unmasked(queries, kb)
+    return _ranks(
+        queries, lambda rows, k: index.search([texts[row] for row in rows], k).number_BK, kb.tokens, depth
+    )
 
 
 def first_positives_hybrid(
@@ -139,8 +143,13 @@ def first_positives_hybrid(
     depth: int = max(RANKS),
 ) -> np.ndarray:
     """The ranks of `first_positives`, but for a search by vectors and by the unmasked words of each query together -> [B]."""
-    _, number_BK = retriever.search(_unmasked(queries, kb), depth + 8, "hybrid", query_BD)
-    return _ranks(queries, number_BK, kb.tokens, depth)
+    texts = _unmasked(queries, kb)
+    return _ranks(
+        queries,
+        lambda rows, k: retriever.search([texts[row] for row in rows], k, "hybrid", query_BD[rows])[1],
+        kb.tokens,
+        depth,
+    )
 
 
 def _unmasked(queries: Sequence[MaskedQuery], kb: KnowledgeBase) -> list[str]:
@@ -148,22 +157,43 @@ def _unmasked(queries: Sequence[MaskedQuery], kb: KnowledgeBase) -> list[str]:
 
 
 def _ranks(
-    queries: Sequence[MaskedQuery], number_BK: np.ndarray, tokens: PassageTokens, depth: int
+    queries: Sequence[MaskedQuery],
+    search: Callable[[list[int], int], np.ndarray],
+    tokens: PassageTokens,
+    depth: int,
 ) -> np.ndarray:
+    """`search` gives the best k passages of some rows of the queries."""
     ranks = np.zeros(len(queries), dtype=np.int64)
-    for row, query in enumerate(queries):
-        rank = 0
-        for number in number_BK[row][number_BK[row] != NULL_PASSAGE].tolist():
-            body = tokens.body.row(number)
-            if number == query.passage or repeats_text(query.original, body):
-                continue
-            rank += 1
-            if rank > depth:
-                break
-            if holds(body, query.targets):
+    rows, k = list(range(len(queries))), depth + 8
+    while rows:
+        number_BK, short = search(rows, k), []
+        for row, number_K in zip(rows, number_BK, strict=True):
+            rank = _rank(queries[row], number_K, tokens, depth)
+            if rank is None:
+                short.append(row)
+            else:
                 ranks[row] = rank
-                break
+        if k >= len(tokens.body.lengths):
+            break
+        rows, k = short, 4 * k  # many hits repeat the text of the query
     return ranks
+
+
+def _rank(query: MaskedQuery, number_K: np.ndarray, tokens: PassageTokens, depth: int) -> int | None:
+    """The rank of the first positive; 0 if there is none; None if further hits are needed to know it."""
+    rank = 0
+    for number in number_K.tolist():
+        if number == NULL_PASSAGE:  # there are no further hits
+            return 0
+        body = tokens.body.row(number)
+        if number == query.passage or repeats_text(query.original, body):
+            continue
+        rank += 1
+        if rank > depth:
+            return 0
+        if holds(body, query.targets):
+            return rank
+    return 0 if rank == depth else None
 
 
 @torch.no_grad()

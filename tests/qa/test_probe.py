@@ -1,5 +1,7 @@
 """The probe, against plain loops over passages, candidates and masks."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -23,6 +25,7 @@ from realm.search.bm25 import Bm25Index
 from realm.search.retriever import Retriever
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.store.tiny import holding_out
+from tests.train.test_ict import corpus
 from tests.transformers_twin import masked_twin
 
 
@@ -97,6 +100,20 @@ def test_first_positives_equal_those_of_sorting_every_passage(tiny_kb, model, in
     order = (vectors @ index.rows(np.arange(len(tiny_kb))).T).argsort(dim=1, descending=True).tolist()
     ranks = first_positives(queries, vectors, index, tiny_kb.tokens, depth)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, depth)
+
+
+def test_a_positive_behind_many_copies_of_the_query_is_found(queries) -> None:
+    query = queries[0]
+    tokens = corpus(*[[query.original.tolist()]] * 30, [[*query.targets.tolist(), 9]])
+
+    class InOrder:
+        """An index in which the copies are better than the positive."""
+
+        def search(self, query_BD: torch.Tensor, k: int) -> SimpleNamespace:
+            return SimpleNamespace(number_BK=torch.arange(min(k, 31)).expand(len(query_BD), -1))
+
+    ranks = first_positives([query], torch.zeros(1, 4), InOrder(), tokens, 20)
+    assert ranks.tolist() == [1]
 
 
 def test_first_positives_of_bm25_are_searched_with_the_visible_words(tiny_kb, queries) -> None:
