@@ -227,7 +227,7 @@ def _ask(
         number_BN = own_passages(questions)
         read, bonus_BN = number_BN.shape[1], np.zeros(number_BN.shape)
     else:
-        score_BN, number_BN = answerer.retrieve(asked, DEPTH, method)
+        score_BN, number_BN = answerer.retrieve(asked, max(DEPTH, answerer.config.read), method)
         read, bonus_BN = answerer.config.read, hybrid_bonus(score_BN, method or answerer.method)
     answers = answerer.answer_from(asked, number_BN[:, :read], bonus_BN[:, :read])
     without: list[Certainty | None] = [None] * len(questions)
@@ -249,11 +249,12 @@ def _prediction(
     kb: KnowledgeBase, question: Question, number_N: np.ndarray, read: int, found: Answers
 ) -> Prediction:
     """The best answer to a question, for which the first `read` of these passages were read."""
+    listed_N = number_N[:DEPTH]
     one = Prediction(
         question.id,
         question.question,
         "",
-        passages=tuple(map(hex_id, kb.keys_N[number_N[number_N != NULL_PASSAGE]].tolist())),
+        passages=tuple(map(hex_id, kb.keys_N[listed_N[listed_N != NULL_PASSAGE]].tolist())),
         read=int((number_N[:read] != NULL_PASSAGE).sum()),
         ms=round(sum(found.ms.values()), 2),
     )

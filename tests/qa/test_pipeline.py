@@ -16,7 +16,7 @@ from realm.errors import InputError
 from realm.index.versions import complete_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
-from realm.qa import pipeline
+from realm.qa import pipeline, question_sets
 from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage, _around
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
@@ -84,6 +84,17 @@ def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:
             assert answer["text"] == answer["text"].strip()
             seen += 1
     assert seen >= 200
+
+
+def test_an_evaluation_reads_as_many_passages_as_an_answer(tiny_kb, qa_folder, monkeypatch) -> None:
+    """Also more than are listed in the predictions."""
+    monkeypatch.setattr(question_sets, "DEPTH", 3)
+    answerer = Answerer.load(str(tiny_kb.folder), str(qa_folder), replace(CONFIG, read=8))
+    asked = [Question("q", "who built a tower in Arden?", ("Berthe",))]
+    (found,) = question_sets.ask(answerer, asked, None, False, False).predictions
+    said = answerer.answer(found.question)
+    assert (found.read, len(found.passages)) == (len(said.passages), 3) == (8, 3)
+    assert found.answer == said.answers[0].text
 
 
 def test_answers_are_different_and_best_first(answerer) -> None:
