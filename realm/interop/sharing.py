@@ -88,16 +88,23 @@ def commands(stages: Sequence[Mapping[str, Any]]) -> list[str]:
     ['realm ict --kb KB --init models/a --out MODEL --set steps=3 --set refresh.every=5  # KB: 0123']
     """
     return [
-        _convert_command(settings) if settings["stage"] == "published" else _stage_command(settings)
+        _stage_command(settings) if (made := _convert_command(settings)) is None else shlex.join(made)
         for settings in stages
     ]
 
 
-def _convert_command(settings: Mapping[str, Any]) -> str:
-    others = (
-        word for key in ("encoder", "embedder") if settings[key] for word in (f"--{key}", settings[key])
-    )
-    return shlex.join(["realm", "convert", settings["name"], "MODEL", *others])
+def _convert_command(settings: Mapping[str, Any]) -> list[str] | None:
+    """The words of the `realm convert` that led to a model; None for a stage of training. START is the model before."""
+    match settings["stage"]:
+        case "published":
+            parts = [key for key in ("encoder", "embedder") if settings[key]]
+            others = [word for key in parts for word in (f"--{key}", settings[key])]
+            return ["realm", "convert", settings["name"], "MODEL", *others]
+        case "reader":
+            return ["realm", "convert", settings["name"], "MODEL", "--retriever", "START"]
+        case "encoder":
+            return ["realm", "convert", "START", "MODEL", "--encoder-of", settings["name"]]
+    return None
 
 
 def _stage_command(settings: Mapping[str, Any]) -> str:

@@ -104,15 +104,21 @@ def test_a_cards_commands_are_what_the_command_line_takes() -> None:
         {"stage": stage, **asdict(config), "kb": "0123", **names, "seconds": 1.5}
         for stage, (config, names) in stages.items()
     ]
-    remembered.append({"stage": "published", "name": "google/x", "encoder": "google/y z", "embedder": None})
+    remembered += [
+        {"stage": "published", "name": "google/x", "encoder": "google/y z", "embedder": None},
+        {"stage": "reader", "name": "some/reader"},
+        {"stage": "encoder", "name": "my models/d"},
+    ]
     told = [shlex.split(line, comments=True) for line in commands(remembered)]
     parsed = [cli._parser().parse_args(words[1:]) for words in told]
-    assert [args.command for args in parsed] == [*stages, "convert"]
+    assert [args.command for args in parsed] == [*stages, *["convert"] * 3]
     for args, (config, names) in zip(parsed, stages.values(), strict=False):
         assert settings(args, type(config)) == config
         assert (getattr(args, "init", None) or getattr(args, "model", None)) == names.get("init")
     assert (parsed[2].text, parsed[4].train, parsed[4].dev) == ("TEXT", "TRAIN", "DEV")
     assert (parsed[5].source, parsed[5].encoder, parsed[5].embedder) == ("google/x", "google/y z", None)
+    assert (parsed[6].source, parsed[6].retriever) == ("some/reader", "START")
+    assert (parsed[7].source, parsed[7].encoder_of) == ("START", "my models/d")
 
 
 def test_a_card_has_the_share_that_the_knowledge_base_of_a_stage_held_out() -> None:
