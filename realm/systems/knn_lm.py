@@ -22,6 +22,7 @@ import torch
 from numpy.lib.format import open_memmap
 from torch import Tensor
 
+from realm.checksums import checksums_of
 from realm.errors import InputError, at_least
 from realm.files import read_json, write_json
 from realm.folders import make_once
@@ -30,7 +31,7 @@ from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, count_targets, each_span, repeats_text
 from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import Model
-from realm.model.manifest import read_manifest
+from realm.model.manifest import model_path as path_of
 from realm.model.modes import evaluating
 from realm.model.states import states_at
 from realm.progress import progress
@@ -45,6 +46,8 @@ ROWS = 256
 READ_AT_ONCE = 16
 """Number of masked sentences per forward pass with retrieved passages."""
 WRITTEN = "written.json"
+ENCODER = "encoder/model.safetensors"
+"""The weights of the encoder in the folder of a model."""
 PASSAGES = 2048
 """Number of passages after whose entries a datastore is synced to disk."""
 PASSAGES_SEED = 0
@@ -119,7 +122,7 @@ def open_datastore(
     """
     made_of = {
         "kb": kb.fingerprint,
-        "encoder": read_manifest(model_path)["checksums"]["encoder/model.safetensors"],
+        "encoder": checksums_of(path_of(model_path), [ENCODER])[ENCODER],
         "precision": config.precision,
         "query": str(model.lengths.query),
     }

@@ -1,6 +1,7 @@
 """kNN-LM against plain loops: entries of the datastore, neighbours, interpolation, and REALM's predictions beside it."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from realm import cli
 from realm.errors import InputError
+from realm.files import read_json, write_json
 from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
 from realm.masking.held_out import held_out_queries
@@ -99,6 +101,17 @@ def test_an_interrupted_datastore_continues_and_ends_the_same(
     assert 0 < sum(first) < sum(first) + sum(calls) == len(list(spans_of(tiny_kb, model)))
     for found, wanted in zip(again, store, strict=True):
         np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_model_without_checksums_has_the_same_datastore(
+    tiny_kb, model, tiny_model_folder, store, tmp_path
+) -> None:
+    shutil.copytree(tiny_model_folder, tmp_path / "model")
+    manifest = read_json(tmp_path / "model" / "realm.json")
+    del manifest["checksums"]
+    write_json(tmp_path / "model" / "realm.json", manifest)
+    found = open_datastore(model, str(tmp_path / "model"), tiny_kb, tmp_path / "store", CONFIG)
+    np.testing.assert_array_equal(found.key_NH, store.key_NH)
 
 
 def test_entries_are_the_same_in_batches_of_any_size(
