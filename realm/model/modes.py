@@ -38,6 +38,8 @@ def set_dropout(module: nn.Module, probability: float) -> None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.p = probability
+        elif isinstance(getattr(part, "dropout", None), float):  # the attention of T5 in transformers
+            setattr(part, "dropout", probability)  # noqa: B010
 
 
 def cache_rows(module: nn.Module, rows: int) -> None:

@@ -213,7 +213,10 @@ def padded(examples: Sequence[Example], words: Words) -> Batch:
 def span_examples(
     kb: KnowledgeBase, passages: np.ndarray, count: int, rng: np.random.Generator, words: Words
 ) -> list[Example]:
-    """Masked sentences of random passages. A random salient span of each passage is replaced by the sentinel."""
+    """Masked sentences of random passages. A random salient span of each passage is replaced by the sentinel.
+
+    Of a sentence that is too long, the part around the span is kept.
+    """
     parts: list[tuple[str, str, str]] = []
     while len(parts) < count:
         for passage in kb.passages(rng.choice(passages, count)):
@@ -227,10 +230,12 @@ def span_examples(
                 text = passage.text
                 parts.append((text[start : span.start], text[span.start : span.end], text[span.end : end]))
     before, hidden, after = (words.encode(texts) for texts in zip(*parts, strict=True))
-    return [
-        Example([*left, words.sentinel_id, *right], target)
-        for left, target, right in zip(before, hidden, after, strict=True)
-    ]
+    examples = []
+    for left, target, right in zip(before, hidden, after, strict=True):
+        room = INPUT_TOKENS - 2  # without the sentinel and the end token
+        kept = left[max(0, len(left) - max(room // 2, room - len(right))) :]
+        examples.append(Example([*kept, words.sentinel_id, *right], target))
+    return examples
 
 
 class QuestionExamples:
@@ -344,8 +349,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
         raise InputError(
             f"{kb.folder} has no passage with a salient span: set span_steps=0, or use another tagger"
         )
-    names = {"kb": kb.fingerprint, "questions": len(questions)}
-    with TrainRun("t5", out, config, model, {network: config.learning_rate}, names) as run:
+    with TrainRun("t5", out, config, model, {network: config.learning_rate}, ground.given()) as run:
         best = Best(run, network, ground.dev[: config.dev_questions], ClosedBook(network, words))
         for step in run.steps():
             rng = generator(config.seed, step)

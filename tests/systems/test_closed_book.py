@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from realm.errors import InputError
+from realm.model.modes import set_dropout
 from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import exact_match
 from realm.systems import closed_book
@@ -154,12 +155,32 @@ def test_it_learns_ten_answers_by_heart_and_answers_from_its_folder(ground, tiny
     assert best == pytest.approx(10 * right)
 
 
+def test_the_sentinel_is_read_wherever_the_span_is_in_a_long_sentence(tiny_kb, words, monkeypatch) -> None:
+    monkeypatch.setattr(closed_book, "INPUT_TOKENS", 10)
+    passages = np.arange(len(tiny_kb))
+    for one in span_examples(tiny_kb, passages, 50, np.random.default_rng(0), words):
+        (row,) = padded([one], words).input_BT.tolist()
+        assert len(row) <= 10 and words.sentinel_id in row
+
+
+def test_a_probability_of_zero_is_no_dropout_at_all(ground) -> None:
+    model, words = closed_book._start(ground, Config(**TINY))
+    set_dropout(model.network, 0.0)
+    batch = padded([Example([5, 6, 7], [8, 9])], words)
+    torch.manual_seed(0)
+    loss = closed_book.loss_of(model.network.train(), batch)
+    torch.manual_seed(1)
+    assert closed_book.loss_of(model.network, batch) == loss
+
+
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(
         steps=12, span_steps=4, batch_size=4, warmup=2, dev_every=6, checkpoint_seconds=0.0, **TINY
     )
     files = (*WEIGHTS, "tokenizer.json")
-    check_resumed(lambda out: train(ground, out, config), tmp_path, closed_book, "loss_of", 9, files)
+    check_resumed(
+        lambda ground, out: train(ground, out, config), ground, tmp_path, closed_book, "loss_of", 9, files
+    )
 
 
 def test_a_start_that_is_no_checkpoint_is_refused_in_one_line(ground, tmp_path) -> None:
