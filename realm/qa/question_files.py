@@ -1,6 +1,7 @@
 """Reads questions and answers from files: JSON Lines, NQ-Open, WebQuestions, SQuAD, DPR, CuratedTREC."""
 
 import ast
+import hashlib
 import json
 import re
 import sys
@@ -90,6 +91,11 @@ def read_questions(
             f"{path} holds no questions: write one JSON object per line with question and answers"
         )
     return questions
+
+
+def digest_of(*sets: Sequence[Question]) -> str:
+    """Digest of sets of questions and answers."""
+    return hashlib.sha256(repr(sets).encode()).hexdigest()[:16]
 
 
 def json_lines(path: str | Path) -> Iterator[tuple[str, Any]]:

@@ -241,7 +241,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     }
     model = SystemModel(NAME, reader, sizes, start.tokenizer)
     rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), HEAD_RATE)}
-    names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
+    names = {**ground.given(), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
         system = GraphRetriever(
             kb, graph, retrieval, reader, start.tokenizer, start.lengths, config.precision

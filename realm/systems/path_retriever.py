@@ -158,7 +158,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     vectors = nn.ParameterList([network.begin, network.end, network.length, network.bias])
     rates: dict[nn.Module, float] = dict.fromkeys((network.encoder, network.reader), config.learning_rate)
     rates |= dict.fromkeys((heads, vectors), HEAD_RATE)
-    names = {"kb": kb.fingerprint, "examples": len(examples), "init": ground.encoder}
+    names = {**ground.given(), "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
         system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths, config.precision)
         best = Best(run, network, ground.dev[: config.dev_questions], system)

@@ -39,7 +39,7 @@ from realm.model.tensor_files import load_tensors, save_tensors
 from realm.progress import progress
 from realm.qa.kept_answers import BestAnswer, KeptAnswers, known_or_new
 from realm.qa.predictions import DEPTH, Prediction
-from realm.qa.question_files import Question
+from realm.qa.question_files import Question, digest_of
 from realm.qa.scoring.metrics import is_correct
 from realm.qa.scoring.significance import percent
 from realm.settings import without_constants
@@ -82,6 +82,10 @@ class Ground:
     """Questions on which the best weights are chosen. They must not contain test questions."""
     reading: ReadingSet | None = None
     """Further training questions, each with a passage that contains an answer; only for the system "drqa"."""
+
+    def given(self, *sets: Sequence[Question]) -> dict[str, str]:
+        """Fingerprint of the knowledge base, and digest of the questions and further `sets`; a resumed run needs the same."""
+        return {"kb": self.kb.fingerprint, "questions": digest_of(self.train, self.dev, *sets)}
 
 
 def start_encoder(model: Model) -> Bert:

@@ -17,7 +17,6 @@ Axis letters: B questions, b questions whose passages train the reader, N retrie
 passages, W span widths, T tokens, D embedding, X spans of all passages of a question.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,7 +39,7 @@ from realm.model.losses import any_correct_loss
 from realm.model.scores import own_scores
 from realm.model.span_reader import Objective, SpanConfig, SpanReader
 from realm.qa.pipeline import AnswerConfig, Answerer
-from realm.qa.question_files import Question
+from realm.qa.question_files import Question, digest_of
 from realm.qa.question_sets import evaluate
 from realm.qa.scoring.metrics import Containment
 from realm.search.retriever import Retriever
@@ -174,8 +173,7 @@ def train(
     model.calibration = Calibration(method=method)
     rates = _learning_rates(model, reader, config)
     examples = Examples(kb, model, questions, config.contains)
-    asked = hashlib.sha256(repr((questions, dev)).encode()).hexdigest()[:16]
-    names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": asked}
+    names: FinetunedFrom = {"init": init, "kb": kb.fingerprint, "questions": digest_of(questions, dev)}
     with (
         TrainRun("finetune", out, config, model, rates, names, shares=True) as run,
         IndexRefresher(kb, run.folder, config.refresh, config.precision, run.report) as refresher,
@@ -297,7 +295,8 @@ class _Losses:
             rng = generator(config.seed, 9, step)
             sampled_loss, taught = sampled_reader_loss(reader, rows, span_RWT, reader_loss, rng)
         share = own_share(logit_bX, counted_bX)
-        return share * reader_loss, share * sampled_loss, correct_bX.any(dim=1).sum(), taught
+        readable = rows.correct_RWT.view(rows.questions, -1).any(dim=1).sum()
+        return share * reader_loss, share * sampled_loss, readable, taught
 
 
 def _reader_to_train(model: Model, config: FinetuneConfig, init: str) -> SpanReader:
@@ -309,12 +308,13 @@ def _reader_to_train(model: Model, config: FinetuneConfig, init: str) -> SpanRea
     finds_none = config.unanswerable > 0
     if config.reader is not None:
         take_reader(model, config.reader)
-    reader = model.span_reader or start_reader(model, config.seed, config.whole_words, finds_none)
+    reader = model.span_reader or start_reader(model, config.seed, finds_none)
     if finds_none and not reader.config.finds_none:
         raise InputError(
             f"the span reader of {config.reader or init} always finds an answer, so it cannot be trained with unanswerable = "
             f"{config.unanswerable:g}: set unanswerable to 0, or start from a model without a span reader"
         )
+    set_whole_words(reader, model, config.whole_words)
     reader.config = replace(reader.config, objective=config.objective, retrieval_score=config.retrieval_score)
     return reader
 
@@ -376,16 +376,24 @@ def reading_lengths(lengths: Lengths, tokens: int) -> Lengths:
     return replace(lengths, reading=tokens)
 
 
-def start_reader(model: Model, seed: int, whole_words: bool = True, finds_none: bool = False) -> SpanReader:
-    """Adds a span reader to the model: a copy of the encoder of the masked reader, with a new span head -> the span reader."""
+def start_reader(model: Model, seed: int, finds_none: bool = False) -> SpanReader:
+    """Adds a span reader to the model: a copy of the encoder of the masked reader, with a new span head -> the span reader.
+
+    Its answers are whole words.
+    """
     torch.manual_seed(seed)
     encoder = Bert(model.reader.config)
     encoder.load_state_dict(model.reader.bert.bert.state_dict())
-    continues_V = torch.zeros(encoder.config.vocab_size, dtype=torch.bool)
-    if whole_words:
-        continues_V[model.tokenizer.continuing_ids()] = True
-    model.span_reader = SpanReader(encoder, continues_V, SpanConfig(finds_none=finds_none))
+    model.span_reader = SpanReader(encoder, config=SpanConfig(finds_none=finds_none))
+    set_whole_words(model.span_reader, model, True)
     return model.span_reader
+
+
+def set_whole_words(reader: SpanReader, model: Model, whole_words: bool) -> None:
+    """Lets the answers of a reader begin and end at word boundaries, or else anywhere."""
+    reader.continues_V.zero_()
+    if whole_words:
+        reader.continues_V[model.tokenizer.continuing_ids()] = True
 
 
 class Best(BestWeights):

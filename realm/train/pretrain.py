@@ -398,8 +398,8 @@ def warm_start_loss(
 def describe(score_BK: Tensor, logp_BKM: Tensor, batch: RetrievalBatch) -> dict[str, Tensor | float]:
     """Metrics of a step: retrieval utility in nats, p(null|x), log p(y|x), entropy of p(z|x), and the flip rate.
 
-    The flip rate is the share of queries for which the passage with the largest p(z|x,y) is not the passage with the largest
-    p(z|x).
+    Here p(z|x) is a softmax over the candidates, also with `normalise = "index"`. The flip rate is the share of queries for
+    which the passage with the largest p(z|x,y) is not the passage with the largest p(z|x).
     """
     prior_BK = score_BK.log_softmax(dim=1)
     credit_BK = posterior(score_BK, logp_BKM, batch.mask_BM)

@@ -277,7 +277,8 @@ def test_classes_of_the_published_checkpoints_do_not_take_its_head(published, ti
     tiny_model.embedder.config = replace(tiny_model.embedder.config, pooling="cls", norm="layer")
     with pytest.raises(InputError, match="question-answering head, which the published classes do not have"):
         check_exportable(tiny_model)
-    reader = finetune.start_reader(tiny_model, 0, whole_words=False)
+    reader = finetune.start_reader(tiny_model, 0)
+    finetune.set_whole_words(reader, tiny_model, False)
     check_exportable(tiny_model)
     for other in ({"objective": "mixture"}, {"retrieval_score": False}):
         reader.config = replace(SpanConfig(), **other)

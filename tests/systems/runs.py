@@ -2,39 +2,44 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from realm.errors import OtherSettings
 from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase
-from realm.systems.system import load_system, predict
+from realm.systems.system import Ground, load_system, predict
 from tests.conftest import RIVERS
 
 WEIGHTS = ("weights.safetensors",)
 
 
 def check_resumed(
-    train: Callable[[Path], Path],
+    train: Callable[[Ground, Path], Path],
+    ground: Ground,
     folder: Path,
     module: ModuleType,
     function: str,
     call: int,
     files: Sequence[str] = WEIGHTS,
 ) -> None:
-    """Checks that a training which is stopped by Ctrl-C ends with the files of an uninterrupted one.
+    """Checks that a training which is stopped by Ctrl-C ends with the files of an uninterrupted one; with other questions, it
+    must be refused.
 
     Args:
-        train: trains a system in a folder.
+        train: trains a system from a ground in a folder.
+        ground: what the system is trained from.
         folder: parent of the folders of both trainings.
         module: module of the system.
         function: function of the module that training calls in each step.
         call: number of the call in which the training is stopped.
         files: names of the files that are compared.
     """
-    whole = train(folder / "whole")
+    whole = train(ground, folder / "whole")
     original, calls = getattr(module, function), itertools.count(1)
 
     def stopping(*args: Any) -> Any:
@@ -45,8 +50,11 @@ def check_resumed(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, function, stopping)
         with pytest.raises(KeyboardInterrupt):
-            train(folder / "stopped")
-    resumed = train(folder / "stopped")
+            train(ground, folder / "stopped")
+    assert list((folder / "stopped.training").glob("checkpoint-*"))
+    with pytest.raises(OtherSettings, match="interrupted run"):
+        train(replace(ground, train=ground.train[1:]), folder / "stopped")
+    resumed = train(ground, folder / "stopped")
     for name in files:
         assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
 

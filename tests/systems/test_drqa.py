@@ -302,7 +302,7 @@ def test_questions_answered_together_have_the_answers_of_plain_loops(tiny_kb, ra
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(steps=10, batch_size=4, warmup=2, dev_every=5, checkpoint_seconds=0.0, **TINY)
     files = (*WEIGHTS, "words.json")
-    check_resumed(lambda out: train(ground, out, config), tmp_path, drqa, "loss_of", 8, files)
+    check_resumed(lambda ground, out: train(ground, out, config), ground, tmp_path, drqa, "loss_of", 8, files)
 
 
 def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tmp_path) -> None:

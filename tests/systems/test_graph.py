@@ -231,9 +231,17 @@ def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tm
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(
-        steps=6, batch_size=2, warmup=2, dev_every=3, dev_questions=2, checkpoint_seconds=0.0, **TINY
+        steps=6,
+        batch_size=2,
+        warmup=2,
+        dev_every=3,
+        dev_questions=2,
+        checkpoint_seconds=0.0,
+        **TINY | {"log_every": 1},
     )
-    check_resumed(lambda out: train(ground, out, config), tmp_path, graph_retriever, "marginal_loss", 5)
+    check_resumed(
+        lambda ground, out: train(ground, out, config), ground, tmp_path, graph_retriever, "marginal_loss", 5
+    )
 
 
 def test_answers_that_the_reader_cuts_off_are_no_examples(tiny_kb, tiny_model_folder, graph) -> None:

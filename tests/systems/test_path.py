@@ -252,9 +252,17 @@ def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tm
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
     config = Config(
-        steps=6, batch_size=2, warmup=2, dev_every=3, dev_questions=2, checkpoint_seconds=0.0, **TINY
+        steps=6,
+        batch_size=2,
+        warmup=2,
+        dev_every=3,
+        dev_questions=2,
+        checkpoint_seconds=0.0,
+        **TINY | {"log_every": 1},
     )
-    check_resumed(lambda out: train(ground, out, config), tmp_path, path_retriever, "path_loss", 9)
+    check_resumed(
+        lambda ground, out: train(ground, out, config), ground, tmp_path, path_retriever, "path_loss", 9
+    )
 
 
 def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model_folder, tmp_path) -> None:

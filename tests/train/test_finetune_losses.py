@@ -23,7 +23,7 @@ from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.train import examples as examples_room
 from realm.train import finetune, span_losses
 from realm.train.examples import Examples
-from realm.train.finetune import own_share, start_reader
+from realm.train.finetune import FinetuneConfig, own_share, start_reader
 from realm.train.run_config import generator
 from realm.train.span_losses import counted, joint_scores
 from tests.conftest import RIVERS
@@ -280,6 +280,14 @@ def test_fine_tuning_goes_on_with_the_span_reader_that_is_there(tiny_kb, tiny_mo
         train(tiny_kb, tmp_path / "no", plain, *fixed, "unanswerable=0.2")
 
 
+def test_a_question_whose_passages_have_no_answer_is_not_counted_as_readable(
+    tiny_kb, tiny_model_folder, tmp_path
+) -> None:
+    changed = ["passages=contrast", "unanswerable=0.99", "steps=1", "log_every=1"]
+    out = train(tiny_kb, tmp_path / "out", tiny_model_folder, *changed, dev=[])
+    assert [row["readable"] for row in metrics(out) if "readable" in row] == [0]
+
+
 def test_every_question_comes_once_per_epoch_in_another_order(examples) -> None:
     batches = [examples.batch(0, step, 4) for step in range(30)]
     asked = np.concatenate(batches)
@@ -301,11 +309,15 @@ def test_span_reader_starts_on_a_copy_of_the_masked_readers_encoder(tiny_model) 
 
 
 def test_reader_marks_pieces_that_continue_a_word_unless_whole_words_is_false(tiny_model, tmp_path) -> None:
+    """Also the reader of a start model, whichever answers it gave before."""
     tiny_model.tokenizer.save(tmp_path)
     pieces = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     expected = {number for piece, number in pieces.items() if piece[:2] == "##"}
-    assert expected and set(start_reader(tiny_model, seed=0).continues_V.nonzero()[:, 0].tolist()) == expected
-    assert not start_reader(tiny_model, seed=0, whole_words=False).continues_V.any()
+    assert expected
+    for whole_words in (True, False, True):
+        config = FinetuneConfig(whole_words=whole_words)
+        reader = finetune._reader_to_train(tiny_model, config, "start")
+        assert set(reader.continues_V.nonzero()[:, 0].tolist()) == (expected if whole_words else set())
 
 
 # -- which passages teach
