@@ -4,11 +4,13 @@ Each index is stored under the fingerprint of the passage tower that computed it
 stage changes only the query tower of a model, the new model uses the index of the old model.
 """
 
+import logging
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import TypedDict
 
@@ -32,6 +34,7 @@ from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.store.tables.table import made_anew
 from realm.store.vectors import Vectors, VectorsInfo
 
+_log = logging.getLogger(__name__)
 EXACT, APPROXIMATE, RAY = "exact", "approximate", "ray"
 """How an index is searched, if not in a database."""
 LOG_EVERY = 5.0
@@ -75,7 +78,7 @@ def build_index(
 
     `run_folder` is the folder of the index of the training run that has started the build. Such a build logs its progress every
     few seconds, publishes a version even if no vector has changed, and removes no version, because checkpoints need some of
-    them.
+    them. A warning is logged if the passages are longer than the model reads.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -84,6 +87,7 @@ def build_index(
         choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
+    _warn_if_cut(kb, model)
     folder = run_folder or index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
     report_done = _log_progress(len(kb)) if run_folder else None
@@ -180,10 +184,11 @@ def publish(
 ) -> int:
     """Publishes a version with the vectors of all passages -> number of the version.
 
-    If `array_ND` is None, the passages are embedded now. `bits` is the number of bits in which a number is stored: 16, or
-    32 for the vectors of a converted checkpoint.
+    If `array_ND` is None, the passages are embedded now, and a warning is logged if the passages are longer than the model
+    reads. `bits` is the number of bits in which a number is stored: 16, or 32 for the vectors of a converted checkpoint.
     """
     if array_ND is None:
+        _warn_if_cut(kb, model)
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
         model=model.compute_passage_fingerprint(),
@@ -197,6 +202,21 @@ def publish(
     version = vectors.publish(folder, kb.keys_N, array_ND, info)
     unfinished.forget(folder)
     return version
+
+
+def _warn_if_cut(kb: KnowledgeBase, model: Model) -> None:
+    """Logs one warning per process if the knowledge base was built with longer passages than the model reads."""
+    if kb.config.passage_tokens > model.lengths.passage:
+        _warn_once(kb.folder, kb.config.passage_tokens, model.lengths.passage)
+
+
+@cache
+def _warn_once(folder: Path, longest: int, read: int) -> None:
+    _log.warning(
+        "passages of %s have up to %d wordpieces, and the model reads only the first %d: build the knowledge base with "
+        "`--set passage_tokens=%d`",
+        folder, longest, read, read,
+    )  # fmt: skip
 
 
 def _complete(kb: KnowledgeBase, model: Model, folder: Path, known: Vectors) -> Vectors:

@@ -5,10 +5,12 @@ Axis letters: B questions, K passages retrieved, N passages.
 
 from collections.abc import Iterator, Sequence
 from itertools import repeat
+from typing import get_args
 
 import numpy as np
 from torch import Tensor
 
+from realm.errors import InputError, shown
 from realm.model.calibration import Method
 from realm.model.scores import scores
 from realm.search.bm25 import Bm25Index, highest
@@ -57,7 +59,12 @@ class Retriever:
         With a filter `where` (`realm.store.fields.filters`), only the passages that match the filter are ranked. A row with
         fewer than K passages is filled with `NULL_PASSAGE`. Hybrid scores are the scores that `fuse` computes. `query_BD` has
         the vectors of the questions; it may be None only with the method "bm25".
+
+        Raises:
+            InputError: the method is unknown, or the filter cannot be used.
         """
+        if method not in get_args(Method):
+            raise InputError(f"method is {shown(method)}: it must be dense, bm25 or hybrid")
         match_N = None if where is None else self._kb.matching(where)
         if method == "bm25":
             ranking = self.load_bm25().search(questions, k, match_N)

@@ -29,7 +29,7 @@ from realm.serve import responses, schemas
 from realm.serve.batching import Done
 from realm.serve.client import NDJSON
 from realm.serve.feedback import Feedback
-from realm.serve.http.errors import documented, from_error, install
+from realm.serve.http.errors import OverLimit, documented, from_error, install
 from realm.serve.http.middleware import Middleware
 from realm.serve.http.tracing import traced
 from realm.serve.runs import Run, read_metrics, runs
@@ -133,7 +133,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
     )
     async def answer(body: schemas.AnswerRequest, request: Request) -> Response:
         """Answers questions with evidence. With `Accept: application/x-ndjson`, the response has a line per question."""
-        read = _check_limit(body.top_k or config.read, MOST_READ, "top_k")
+        read = _check_limit(body.top_k or config.read, MOST_READ, "top_k", "top_k")
         return await _respond(
             service,
             Kind("answer", body.method or service.knowledge.method, read, where=body.where),
@@ -149,7 +149,7 @@ def _add_questions(api: APIRouter, service: Service) -> None:
     )
     async def retrieve(body: schemas.RetrieveRequest, request: Request) -> Response:
         """Finds the best passages for questions, without searching the passages for answers."""
-        k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k")
+        k = _check_limit(body.top_k, MOST_RETRIEVED, "top_k", "top_k")
         return await _respond(
             service,
             Kind("retrieve", body.method or service.knowledge.method, k, where=body.where),
@@ -182,7 +182,7 @@ async def _respond(
 ) -> Response:
     """The response: an object for one question; for several questions an object with all results, or NDJSON if accepted."""
     questions = body.all
-    _check_limit(len(questions), service.config.questions, "the number of questions")
+    _check_limit(len(questions), service.config.questions, "the number of questions", "questions")
     if body.questions is not None and NDJSON in request.headers.get("accept", ""):
         futures = await service.ask(kind, questions)
         return StreamingResponse(_stream(questions, futures, row, service.config.seconds), media_type=NDJSON)
@@ -290,7 +290,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces all documents or none. When the response arrives, the documents are on disk and can be found."""
-        _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents")
+        _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents", "documents")
         return JSONResponse(await service.add(body.documents))
 
     @api.delete(
@@ -407,7 +407,8 @@ def _corpus_name(kb: Path) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
-def _check_limit(value: int, most: int, name: str) -> int:
+def _check_limit(value: int, most: int, name: str, parameter: str) -> int:
+    """Refuses a value above a limit; `name` is the value in words, `parameter` its part of the request."""
     if value > most:
-        raise HTTPException(422, f"{name} is {value}, but must be at most {most}")
+        raise OverLimit(f"{name} is {value}, but must be at most {most}", parameter)
     return value

@@ -57,10 +57,14 @@ class Workspace:
 
         The answer may be a guess; `answers(question).found` is True if its probability reaches the threshold.
 
+        `method` finds the passages to read: by vectors ("dense"), by words ("bm25") or by both ("hybrid"). None: the method
+        with which the model was calibrated, else "dense".
+
         With a filter `where`, such as "year >= 2020", only passages of documents that match the filter are read.
 
         Raises:
-            InputError: there is no passage to read, the model has no span reader, or the filter cannot be used.
+            InputError: there is no passage to read, the model has no span reader, the method is unknown, or the filter cannot
+                be used.
         """
         found = self.answers(question, method=method, where=where).answers
         if not found:
@@ -69,7 +73,13 @@ class Workspace:
         return found[0]
 
     def answers(self, question: str, *, method: Method | None = None, where: str | None = None) -> Answers:
-        """The best answers to a question, which have different texts, and all passages that were read."""
+        """The best answers to a question, which have different texts, and all passages that were read.
+
+        `method` and `where` are those of `answer`.
+
+        Raises:
+            InputError: the model has no span reader, the method is unknown, or the filter cannot be used.
+        """
         (found,) = self._now().answerer.answer_batch([question], method, where=where)
         return found
 
@@ -78,14 +88,24 @@ class Workspace:
     ) -> list[RankedPassage]:
         """The `top_k` best passages for a question; `probability` is p(z|x), normalised over these passages.
 
-        With a filter `where`, these are the best of the passages that match the filter.
+        `method` ranks the passages; its values are those of `answer`. With a filter `where`, these are the best of the passages
+        that match the filter.
+
+        Raises:
+            InputError: the method is unknown, or the filter cannot be used.
         """
         return self._now().answerer.passages(question, top_k, method, where)
 
     def search(
         self, question: str, top_k: int = 10, *, method: Method | None = None, where: str | None = None
     ) -> list[Hit]:
-        """The `top_k` best passages for a question, with the scores by which they were ranked."""
+        """The `top_k` best passages for a question, with the scores by which they were ranked.
+
+        `method` and `where` are those of `retrieve`.
+
+        Raises:
+            InputError: the method is unknown, or the filter cannot be used.
+        """
         (found,) = self._now().answerer.hits([question], top_k, method, where)
         return found
 
@@ -109,7 +129,8 @@ class Workspace:
     def add(self, records: Iterable[Mapping[str, Any]]) -> AddResult:
         """Adds documents `{"title", "text", "id"?}`; a document with a known id replaces the old document.
 
-        All other keys of a record are fields of the document. The id of a document without "id" is its title. On return, the
+        All other keys of a record are fields of the document. The id of a document without "id" is its title. If several
+        documents of one call have the same title T and no "id", their ids are "T", "T (2)", "T (3)" and so on. On return, the
         documents are on disk and can be found.
 
         Raises:
@@ -120,7 +141,11 @@ class Workspace:
         return self._living.add(list(documents_of(records)))
 
     def delete(self, ids: Sequence[str] | str) -> int:
-        """Deletes documents by id, and returns the number of removed passages. If an id is unknown, nothing is deleted."""
+        """Deletes documents by id, and returns the number of removed passages.
+
+        Raises:
+            InputError: an id is unknown; nothing is deleted.
+        """
         return self._living.delete(*([ids] if isinstance(ids, str) else ids))
 
     def documents(self, prefix: str = "", *, where: str | None = None) -> list[DocumentEntry]:
@@ -136,5 +161,14 @@ def load(folder: str | os.PathLike[str], config: AnswerConfig | None = None) -> 
     """Opens a workspace that `realm fit` or `realm.fit` made, or `hf:OWNER/NAME` of the hub, which `realm share` made.
 
     A workspace of the hub is copied to a folder of its own. Changes are made in this copy, and not on the hub.
+
+    Args:
+        folder: the folder of the workspace, or `hf:OWNER/NAME`.
+        config: settings for answering questions, such as `AnswerConfig(read=10)`. If None, the settings have their defaults.
+
+    Raises:
+        InputError: the folder is not a workspace, its knowledge base and model do not fit together, the knowledge base has no
+            index of the model, or the repository cannot be downloaded.
+        DamagedError: a file of the workspace is damaged.
     """
     return Workspace(workspace_folder(os.fspath(folder)), config)

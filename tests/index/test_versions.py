@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,30 @@ def test_building_again_embeds_nothing(own_kb, tiny_model_folder, embedded) -> N
     report = build_index(own_kb, str(tiny_model_folder), CONFIG)
     assert report["embedded"] == 0 and report["version"] == 1 and report["passages"] == len(own_kb)
     assert embedded == []
+
+
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        (48, []),
+        (64, []),
+        (
+            32,
+            [
+                "passages of KB have up to 48 wordpieces, and the model reads only the first 32: build the knowledge base with "
+                "`--set passage_tokens=32`"
+            ],
+        ),
+    ],
+)
+def test_passages_that_are_longer_than_the_model_reads_are_a_warning(
+    own_kb, tiny_model, tmp_path, caplog, read, says
+) -> None:
+    tiny_model.lengths = replace(tiny_model.lengths, passage=read)
+    save_model(tiny_model, tmp_path / "model")
+    for _ in range(2):
+        build_index(own_kb, str(tmp_path / "model"), CONFIG)
+    assert caplog.messages == [line.replace("KB", str(own_kb.folder)) for line in says]
 
 
 @pytest.mark.parametrize("by", ["load", "build"])

@@ -53,6 +53,20 @@ def test_what_cannot_be_served_is_a_problem_with_its_reason(served, path, body, 
     assert_problem(response, status, says)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "parameter"),
+    [
+        ("/v1/answer", {"question": "a", "top_k": 21}, "top_k"),
+        ("/v1/retrieve", {"question": "a", "top_k": 101}, "top_k"),
+        ("/v1/answer", {"questions": ["a"] * 257}, "questions"),
+    ],
+)
+def test_a_value_over_a_limit_is_a_problem_that_names_the_parameter(served, path, body, parameter) -> None:
+    response = post(served, path, body)
+    assert_problem(response, 422, "but must be at most")
+    assert response.json()["parameter"] == parameter
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"question": NaN}', b"null"])
 def test_a_body_that_is_no_json_is_a_problem(served, body) -> None:
     response = httpx.post(

@@ -49,6 +49,12 @@ def test_what_is_added_is_found_and_what_is_deleted_is_gone_when_the_call_return
     assert left == set(TOWNS) - {TOWNS[0]} == {d.title for d in realm.load(towns).documents()}
 
 
+def test_documents_of_one_call_with_the_same_title_have_different_ids(towns: Path) -> None:
+    workspace = realm.load(towns)
+    assert workspace.add([OAKHAM, OAKHAM | {"text": "Oakham has a mill."}]).added == 2
+    assert [d.id for d in workspace.documents("O")] == ["Oakham", "Oakham (2)"]
+
+
 def test_a_workspace_answers_from_the_documents_that_match_a_filter(towns: Path) -> None:
     workspace = realm.load(towns)
     workspace.add(
@@ -70,6 +76,13 @@ def test_a_change_by_another_process_is_taken_up(towns: Path) -> None:
     workspace = realm.load(towns)
     KnowledgeBase.open(towns / "kb").delete(["d0"])
     assert "Arden" not in {p.title for p in workspace.retrieve("Arden", 100)}
+
+
+@pytest.mark.parametrize("call", ["answer", "answers", "search", "retrieve"])
+def test_an_unknown_search_method_is_refused_with_the_known_ones(towns: Path, call: str) -> None:
+    workspace = realm.load(towns)
+    with pytest.raises(InputError, match=r"^method is 'BM25': it must be dense, bm25 or hybrid$"):
+        getattr(workspace, call)(QUESTION, method="BM25")
 
 
 @pytest.mark.parametrize(

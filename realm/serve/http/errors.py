@@ -37,6 +37,14 @@ class Problem(BaseModel):
     """The part of the request that must be changed, such as `where`; missing if it is unknown."""
 
 
+class OverLimit(HTTPException):
+    """A value of a request is above a limit of the server."""
+
+    def __init__(self, detail: str, parameter: str):
+        super().__init__(422, detail)
+        self.parameter = parameter
+
+
 def problem(
     status: int, detail: str, headers: Mapping[str, str] | None = None, parameter: str | None = None
 ) -> JSONResponse:
@@ -85,6 +93,8 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(400, str(error), parameter="where")
         case RealmError():
             return problem(400, str(error))
+        case OverLimit():
+            return problem(error.status_code, error.detail, parameter=error.parameter)
         case HTTPException():
             return problem(error.status_code, str(error.detail), error.headers)
     return problem(500, "internal error: see the log of the server")
