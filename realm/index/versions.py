@@ -78,7 +78,7 @@ def build_index(
 
     `run_folder` is the folder of the index of the training run that has started the build. Such a build logs its progress every
     few seconds, publishes a version even if no vector has changed, and removes no version, because checkpoints need some of
-    them. A warning is logged if the passages are longer than the model reads.
+    them. A warning is logged if the passages are longer than the model embeds.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -185,7 +185,7 @@ def publish(
     """Publishes a version with the vectors of all passages -> number of the version.
 
     If `array_ND` is None, the passages are embedded now, and a warning is logged if the passages are longer than the model
-    reads. `bits` is the number of bits in which a number is stored: 16, or 32 for the vectors of a converted checkpoint.
+    embeds. `bits` is the number of bits in which a number is stored: 16, or 32 for the vectors of a converted checkpoint.
     """
     if array_ND is None:
         _warn_if_cut(kb, model)
@@ -205,17 +205,17 @@ def publish(
 
 
 def _warn_if_cut(kb: KnowledgeBase, model: Model) -> None:
-    """Logs one warning per process if the knowledge base was built with longer passages than the model reads."""
+    """Logs one warning per process if the knowledge base was built with longer passages than the model embeds."""
     if kb.config.passage_tokens > model.lengths.passage:
         _warn_once(kb.folder, kb.config.passage_tokens, model.lengths.passage)
 
 
 @cache
-def _warn_once(folder: Path, longest: int, read: int) -> None:
+def _warn_once(folder: Path, longest: int, embedded: int) -> None:
     _log.warning(
-        "passages of %s have up to %d wordpieces, and the model reads only the first %d: build the knowledge base with "
+        "passages of %s have up to %d wordpieces, and the model embeds only the first %d: build the knowledge base with "
         "`--set passage_tokens=%d`",
-        folder, longest, read, read,
+        folder, longest, embedded, embedded,
     )  # fmt: skip
 
 

@@ -88,23 +88,23 @@ def test_building_again_embeds_nothing(own_kb, tiny_model_folder, embedded) -> N
 
 
 @pytest.mark.parametrize(
-    ("read", "says"),
+    ("longest", "says"),
     [
         (48, []),
         (64, []),
         (
             32,
             [
-                "passages of KB have up to 48 wordpieces, and the model reads only the first 32: build the knowledge base with "
-                "`--set passage_tokens=32`"
+                "passages of KB have up to 48 wordpieces, and the model embeds only the first 32: build the knowledge base "
+                "with `--set passage_tokens=32`"
             ],
         ),
     ],
 )
-def test_passages_that_are_longer_than_the_model_reads_are_a_warning(
-    own_kb, tiny_model, tmp_path, caplog, read, says
+def test_passages_that_are_longer_than_the_model_embeds_are_a_warning(
+    own_kb, tiny_model, tmp_path, caplog, longest, says
 ) -> None:
-    tiny_model.lengths = replace(tiny_model.lengths, passage=read)
+    tiny_model.lengths = replace(tiny_model.lengths, passage=longest)
     save_model(tiny_model, tmp_path / "model")
     for _ in range(2):
         build_index(own_kb, str(tmp_path / "model"), CONFIG)
