@@ -262,7 +262,7 @@ def _evaluate(args: argparse.Namespace) -> None:
         )
     if args.predictions is not None:
         evaluated_by, why = _score_predictions, "the file of --predictions already contains the answers"
-        unused = given_flags(args, "model", *_OF_A_MODEL, "set", "save_predictions")
+        unused = given_flags(args, "model", *_OF_A_MODEL, "config", "set", "save_predictions")
     elif args.model is not None and is_system(args.model):
         evaluated_by, why = _evaluate_system, f"{args.model} was trained by `realm baseline`"
         unused = given_flags(args, *_OF_A_MODEL)
