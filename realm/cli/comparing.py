@@ -191,6 +191,8 @@ def _table(args: argparse.Namespace, title: str) -> None:
         config = replace(config, rows=tuple(args.rows))
     plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)
     if args.diff:
+        if args.json:
+            raise InputError("--diff prints lines for reading: leave out --json")
         for line in checks.disagreements(plan, *args.diff):
             print(for_terminal(line))
         return

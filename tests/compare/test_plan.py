@@ -136,6 +136,7 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
         (["--check", "q.jsonl"], "q.jsonl is not a report"),
         (["--diff", "orqa", "atlas"], "no row 'atlas'"),
         (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),
+        (["--diff", "orqa", "realm", "--json"], "leave out --json"),
         (["--rows", "published"], "published needs published weights"),
         (["--set", "data.documents=-1"], "documents is -1"),
     ],
