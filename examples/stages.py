@@ -2,8 +2,8 @@
 
     python examples/stages.py manual models
 
-`manual` is a workspace. Training uses the knowledge base of the workspace, and starts from its model. Each stage can be
-interrupted and called again, like the command of the stage.
+`manual` is a workspace. Training uses the knowledge base of the workspace, and starts from its model. If the program is
+interrupted, run it again: it continues.
 """
 
 import sys
@@ -22,9 +22,11 @@ def main(workspace: str, models: str, steps: int = 100) -> None:
     reading = mlm.MlmConfig(
         init=start, steps=steps, query_tokens=query_tokens, embedder_start="given", device="cpu"
     )
-    mlm.train(kb, encoder, reading)
+    if not encoder.exists():
+        mlm.train(kb, encoder, reading)
     config = pretrain.PretrainConfig(steps=steps, batch_size=4, candidates=4, device="cpu")
-    pretrain.train(kb, realm_model, config, str(encoder))
+    if not realm_model.exists():
+        pretrain.train(kb, realm_model, config, str(encoder))
     found = probe(kb, str(realm_model), ProbeConfig(read=16, device="cpu"))
     print(f"{found.n} held-out masked facts, found in the first 5 passages: {found.recall[5]:.1f} %")
 
