@@ -17,9 +17,10 @@ import pytest
 from torch.distributed import DistBackendError
 
 from realm import cli
-from realm.cli.arguments import Parser, report, wrapped
+from realm.cli.arguments import Parser, report, settings, wrapped
 from realm.errors import InputError
 from realm.settings import TABLES, config_from, presets, read_config
+from realm.store.settings import KnowledgeBaseConfig
 
 COMMANDS = [
     "demo",
@@ -97,6 +98,10 @@ def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["answer", " ", "--kb", "x", "--model", "y"], "empty"),
         (["answer", "why " * 501, "--kb", "x", "--model", "y"], "2004 characters, the limit is 2000"),
         (["kb", "build", "x", "--out", "y", "--config", "absent.toml"], "no configuration file absent.toml"),
+        (
+            ["kb", "build", "x", "--out", "y", "--vocab-size", "9", "--tokenizer", "z"],
+            "leave out --tokenizer",
+        ),
         (["kb", "build", "x", "--out", "y", "--set", "nonsense=1"], "unknown key nonsense (known: "),
     ],
 )
@@ -330,6 +335,11 @@ def test_a_rank_whose_partner_has_ended_says_so_in_one_line(error: Exception, mo
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     with pytest.raises(RuntimeError):
         main_that_raises(monkeypatch, error)
+
+
+def test_a_name_with_an_emoji_reaches_the_settings_of_a_command() -> None:
+    args = cli._parser().parse_args(["kb", "build", "x", "--out", "y", "--tokenizer", 'models/📚 "a"'])
+    assert settings(args, KnowledgeBaseConfig, "tokenizer").tokenizer == 'models/📚 "a"'
 
 
 @pytest.mark.parametrize(

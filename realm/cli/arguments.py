@@ -362,7 +362,9 @@ def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
     These other flags are --reader and `flags`; each has the name of a setting.
     """
     given = [(name, getattr(args, name, None)) for name in ("reader", *flags)]
-    last = [f"{k}={json.dumps(v) if isinstance(v, str) else v}" for k, v in given if v is not None]
+    # TOML has no surrogates, by which JSON would escape an emoji.
+    texts = {name: json.dumps(value, ensure_ascii=False) for name, value in given if isinstance(value, str)}
+    last = [f"{name}={texts.get(name, value)}" for name, value in given if value is not None]
     return read_config(cls, args.config, args.section, [*args.set, *last])
 
 

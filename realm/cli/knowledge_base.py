@@ -20,7 +20,7 @@ from realm.cli.arguments import (
     settings,
 )
 from realm.cli.documents import add_documents
-from realm.errors import DamagedError
+from realm.errors import DamagedError, InputError
 from realm.progress import progress
 
 if TYPE_CHECKING:
@@ -193,6 +193,8 @@ def _build(args: argparse.Namespace) -> None:
     config = dataclasses.replace(
         config, **{name: value for name, value in flags.items() if value is not None}
     )
+    if args.vocab_size is not None and args.tokenizer is not None:
+        raise InputError("--vocab-size makes a tokenizer: leave out --tokenizer")
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     limit = config.max_document_chars
     engine = engine_of(args)
