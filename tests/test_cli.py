@@ -99,7 +99,7 @@ def test_the_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None
         (["answer", "why " * 501, "--kb", "x", "--model", "y"], "2004 characters, the limit is 2000"),
         (["kb", "build", "x", "--out", "y", "--config", "absent.toml"], "no configuration file absent.toml"),
         (
-            ["kb", "build", "x", "--out", "y", "--vocab-size", "9", "--tokenizer", "z"],
+            ["kb", "build", "x", "--out", "y", "--vocab-size", "900", "--tokenizer", "z"],
             "leave out --tokenizer",
         ),
         (["kb", "build", "x", "--out", "y", "--set", "nonsense=1"], "unknown key nonsense (known: "),
