@@ -2,17 +2,21 @@
 
 Documents are compared by hashes of id, title and text, and an unchanged document is not tagged again. The passages of all other
 documents are written to new files, and one commit removes the old passages and adds the new passages. If only the fields of a
-document have changed, its passages are written again with the new fields. If a replaced document was merged with another
-document (`realm.store.merged`), the same commit gives the old passages to this other document. If documents have fields for
-which the table has no columns, an earlier commit adds these columns.
+document have changed, its passages are written again with the new fields. If documents have fields for which the table has no
+columns, an earlier commit adds these columns.
+
+The same commit can delete documents. A passage of a replaced or deleted document can be a passage of another document too: of
+a document that was merged with it (`realm.store.merged`), or of another document of the addition. Then the commit gives the
+passage to this other document.
 
 Documents that differ only in their links are the same document, whose first links stay. A knowledge base of format 1 to 3 has
 no column of links, and the links of added documents are left out.
 
-An addition needs about 70 bytes of memory per passage of the knowledge base, and memory for the keys of the added documents.
+An addition needs about 70 bytes of memory per passage of the knowledge base, and memory for the keys of the added documents
+and of the passages that they share with other documents.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -26,8 +30,8 @@ from realm.folders import one_writer
 from realm.keys import Lookup, key_of
 from realm.progress import progress
 from realm.store.ingest import TABLE, NewRows, cut_documents, number_of, one_text_per_id, with_columns_of
-from realm.store.merged import Merged, change_merged, handed_over, originals, settle_merged
-from realm.store.schema import FIELDS_KEY, fields_key_of, state_of, with_fields
+from realm.store.merged import HandedOver, Merged, change_merged, handed_over, originals, settle_merged
+from realm.store.schema import FIELDS_KEY, Owner, fields_key_of, state_of, with_fields, with_owners
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import check_newest, reading, replace_rows, take_rows, uncommitted, write_rows
 from realm.text.corpus import Document
@@ -46,9 +50,11 @@ class AddResult(NamedTuple):
     """Number of documents that were unchanged, or whose passages all belong to other documents."""
     passages_added: int
     passages_removed: int
-    """Number of removed passages, without passages that become passages of a merged document or get new fields."""
+    """Number of removed passages, without passages that become passages of another document or get new fields."""
     merged: Mapping[str, str] = MappingProxyType({})
     """Documents that were merged with another document of the same title and text: id -> id of the other document."""
+    deleted: int = 0
+    """Number of deleted documents."""
 
 
 def add(
@@ -58,8 +64,11 @@ def add(
     config: KnowledgeBaseConfig,
     tokenizer: Tokenizer,
     tagger: Tagger,
+    gone: Collection[str] = (),
 ) -> tuple[lance.LanceDataset, AddResult]:
-    """Adds documents in one commit -> (the table after the commit, the result).
+    """Adds documents, and deletes the documents with the ids `gone`, in one commit -> (the table after the commit, the result).
+
+    An id in `gone` that no document has is ignored. No id in `gone` is the id of an added document.
 
     Raises:
         InputError: two of the documents have the same id and different texts.
@@ -82,7 +91,7 @@ def add(
             if addition.waiting >= config.commit_every:
                 addition.write()
         addition.write()
-        return addition.commit()
+        return addition.commit(gone)
 
 
 class _Addition:
@@ -102,6 +111,8 @@ class _Addition:
         """States of documents with new rows."""
         self._elsewhere_too: dict[str, Merged] = {}
         """By id: documents whose passages all belong to other documents."""
+        self._sharers: dict[int, Owner] = {}
+        """Key of a passage of the table -> the first document of the addition that has this passage of another document."""
         self._merged_no_longer: dict[str, None] = {}
         self._rows = NewRows()
         self._fragments: list[FragmentMetadata] = []
@@ -115,7 +126,7 @@ class _Addition:
         return known
 
     def _keep(self, document: Document) -> None:
-        own = self._standing.numbers_of(document)
+        own = self._standing.numbers_of(document.id)
         if len(own) and not self._standing.has_fields(own, document.fields):
             self._other_fields.update(dict.fromkeys(own.tolist(), document.fields))
             self._other_documents += 1
@@ -124,14 +135,17 @@ class _Addition:
 
     def take(self, document: Document, passages: pa.RecordBatch) -> None:
         """Adds the passages of a new or changed document that belong to no other document."""
-        key, own = key_of(document.id), self._standing.numbers_of(document)
+        key, own = key_of(document.id), self._standing.numbers_of(document.id)
         fresh = number_of(passages)
         of_others = self._standing.of_others(fresh, key, self._removed_N)
-        for elsewhere in of_others | (fresh.keys() & self._arrived):
-            del fresh[elsewhere]
         if key in self._taken:
             self._unchanged += 1
             return
+        owner = Owner.of(document, len(fresh))
+        for elsewhere in of_others:
+            self._sharers.setdefault(elsewhere, owner)
+        for elsewhere in of_others | (fresh.keys() & self._arrived):
+            del fresh[elsewhere]
         if fresh.keys() == set(self._standing.keys_N[own].tolist()):
             self._keep(document)
             if not len(own):
@@ -163,18 +177,21 @@ class _Addition:
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._fragments += write_rows(self._folder / TABLE, batches, self._table.schema)
 
-    def commit(self) -> tuple[lance.LanceDataset, AddResult]:
-        """Replaces the old passages by the new ones in one commit -> (the table after the commit, the result)."""
+    def commit(self, gone: Collection[str]) -> tuple[lance.LanceDataset, AddResult]:
+        """Replaces the old passages by the new ones, and deletes the documents `gone`, in one commit -> (the table after the
+        commit, the result)."""
         # Without the lock, another process could delete a text with which a document is merged here.
         with one_writer(self._folder):
             check_newest(self._folder / TABLE, self._table)
             before = settle_merged(self._folder, self._table.version)
+            deleted = {name for name in gone if self._delete(name)}
+            deleted |= originals(self._table, {name: before[name] for name in gone if name in before}).keys()
             known = before | self._elsewhere_too
             heirs = {name: one for name, one in known.items() if name not in self._merged_no_longer}
             removed = np.flatnonzero(self._removed_N)
             arrived = np.fromiter(self._arrived, dtype=np.uint64)
             come_back_N = np.isin(self._standing.keys_N[removed], arrived)
-            kept, fields = handed_over(self._table, removed[~come_back_N], heirs)
+            kept, fields = self._handed_over(removed[~come_back_N], heirs)
             moved = np.array(sorted(self._other_fields), dtype=np.int64)
             if len(kept) or len(moved):
                 self._write_again(kept, fields, moved)
@@ -184,8 +201,8 @@ class _Addition:
             commits = len(removed) > 0 or len(self._fragments) > 0
             change_merged(self._folder, lines, self._table.version + commits)
             if commits:
-                gone = np.concatenate([removed, moved])
-                self._table = replace_rows(self._folder / TABLE, self._table, gone, self._fragments)
+                old = np.concatenate([removed, moved])
+                self._table = replace_rows(self._folder / TABLE, self._table, old, self._fragments)
         return self._table, AddResult(
             len(self._taken) - self._replaced,
             self._replaced + self._other_documents,
@@ -193,7 +210,28 @@ class _Addition:
             len(self._arrived),
             len(removed) - len(kept),
             originals(self._table, self._elsewhere_too),
+            len(deleted),
         )
+
+    def _delete(self, name: str) -> bool:
+        """Removes the passages of the document with this id, if it exists -> whether it has passages."""
+        own = self._standing.numbers_of(name)
+        self._removed_N[own] = True
+        self._merged_no_longer[name] = None
+        return len(own) > 0
+
+    def _handed_over(self, removed: np.ndarray, heirs: Mapping[str, Merged]) -> HandedOver:
+        """Those of the rows with the numbers `removed` that a merged document or a document of the addition has too, as rows of
+        this document."""
+        to_heirs, fields = handed_over(self._table, removed, heirs)
+        keys_N = self._standing.keys_N[removed]
+        wanted = np.fromiter(self._sharers, dtype=np.uint64)
+        shared_N = np.isin(keys_N, wanted) & ~np.isin(keys_N, to_heirs.column("id").to_numpy())
+        owners = [self._sharers[key] for key in keys_N[shared_N].tolist()]
+        with reading(self._table):
+            rows = take_rows(self._table, removed[shared_N], self._table.schema.names)
+        rows = pa.concat_tables([to_heirs, with_owners(rows, owners)])
+        return HandedOver(rows, [*fields, *(owner.fields for owner in owners)])
 
     def _write_again(self, kept: pa.Table, fields: list[Fields], moved: np.ndarray) -> None:
         """Writes passages again: `kept`, which get the fields of the document that they are handed over to, and those with the
@@ -228,13 +266,13 @@ class _Standing:
         self._by_id = Lookup(self.keys_N)
         self._by_document = Lookup(self._documents_N)
 
-    def numbers_of(self, document: Document) -> np.ndarray:
-        """Numbers of the passages of a document."""
-        return self._by_document.all(key_of(document.id))
+    def numbers_of(self, id: str) -> np.ndarray:
+        """Numbers of the passages of the document with this id."""
+        return self._by_document.all(key_of(id))
 
     def has(self, document: Document) -> bool:
         """Whether the table has this document, with the same title and text, and with all of the document's passages."""
-        own = self.numbers_of(document)
+        own = self.numbers_of(document.id)
         same_N = self._states_N[own] == np.uint64(state_of(document))
         return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
 

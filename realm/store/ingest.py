@@ -271,7 +271,7 @@ class NewRows:
         if not kept:
             return
         self._passages.append(passages if len(kept) == len(passages) else passages.take(pa.array(kept)))
-        owner = Owner(document.id, state_of(document), len(number_of(passages)), document.fields)
+        owner = Owner.of(document, len(number_of(passages)))
         self._owners += [owner] * len(kept)
 
     def fields(self) -> list[Fields]:

@@ -9,9 +9,10 @@
 
 The id of a passage is the hash of its title and text, so equal passages are stored once. A passage belongs to the first
 document that contained it, and is deleted with that document. If another document contains the passage too, the passage is
-stored again when the other document is added again. Documents with equal title and text are merged: their ids are recorded
-(`KB/merged.jsonl`, `realm.store.merged`), and the text is deleted with the last of these documents. The number of a passage is
-its row among the rows that are not deleted: numbers change when earlier rows are deleted, ids do not change.
+stored again when the other document is added again, in the same call or later. Documents with equal title and text are merged:
+their ids are recorded (`KB/merged.jsonl`, `realm.store.merged`), and the text is deleted with the last of these documents. The
+number of a passage is its row among the rows that are not deleted: numbers change when earlier rows are deleted, ids do not
+change.
 
 An open knowledge base stays at the version that was opened. Data about passages are loaded when they are first needed, and then
 stay in memory. Per passage, `fingerprint` needs 8 bytes, `numbers_of` 16 bytes (and the titles, if a title is looked up), `ids`
@@ -19,7 +20,7 @@ and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is 
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -340,6 +341,13 @@ class KnowledgeBase:
         """Ids of all documents, including merged documents."""
         return {entry.id for entry in self.documents()} | set(self.merged())
 
+    def incomplete(self, documents: Iterable[str]) -> set[str]:
+        """Those of the ids whose documents have passages that are stored only as passages of other documents."""
+        keys_N, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
+        needed_N = self._column("document_passages").to_numpy()[first_N]
+        complete = set(keys_N[counts_N == needed_N].tolist())
+        return {id for id in documents if key_of(id) not in complete} - self.merged().keys()
+
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
         """Numbers of the passages of some documents, in ascending order.
 
@@ -362,16 +370,18 @@ class KnowledgeBase:
             raise InputError(f"{self.folder} has no document with id or title {some}")
         return np.flatnonzero(found_N)
 
-    def add(self, documents: Iterable[Document], tagger: Tagger) -> AddResult:
-        """Adds documents in one commit; a document with an existing id replaces the old document.
+    def add(self, documents: Iterable[Document], tagger: Tagger, gone: Collection[str] = ()) -> AddResult:
+        """Adds documents, and deletes the other documents with the ids `gone`, in one commit; a document with an existing id
+        replaces the old document.
 
         A document with unchanged title and text, or unchanged passages, is skipped. If another document was merged with a
-        replaced document, the old text stays as the text of the other document.
+        replaced or deleted document, the old text stays as the text of the other document. A passage that one of `documents`
+        has too stays as a passage of this document. Ids in `gone` that no document has are ignored.
 
         Raises:
             InputError: two of the documents have the same id and different texts.
         """
-        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger)
+        table, result = add(self.folder, self.table, documents, self.config, self.tokenizer, tagger, gone)
         self._move_to(table)
         return result
 

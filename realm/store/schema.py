@@ -17,7 +17,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import lance
 import numpy as np
@@ -118,6 +118,11 @@ class Owner(NamedTuple):
     """Number of different passages of the document."""
     fields: Fields
 
+    @classmethod
+    def of(cls, document: Document, passages: int) -> Self:
+        """The owner of the passages of a document with this number of different passages."""
+        return cls(document.id, state_of(document), passages, document.fields)
+
 
 def state_of(document: Document) -> int:
     """Hash of title, text and sections of a document."""
@@ -171,13 +176,7 @@ def row_batches(
 
     `schema` is the schema of the table to which the rows are added. An earlier format has fewer columns than `SCHEMA`.
     """
-    columns: dict[str, Any] = {
-        "document_key": [key_of(owner.document_id) for owner in owners],
-        "document_state": [owner.state for owner in owners],
-        "document_passages": [owner.passages for owner in owners],
-        "document_id": [owner.document_id for owner in owners],
-        **field_values([owner.fields for owner in owners], schema),
-    }
+    columns = owner_values(owners) | field_values([owner.fields for owner in owners], schema)
     of_passages = pa.Table.from_batches(passages, PASSAGE_SCHEMA)
     arrays = [
         pa.array(columns[field.name], field.type) if field.name in columns else of_passages.column(field.name)
@@ -223,6 +222,24 @@ def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> 
         for field in schema
     ]
     return pa.table(columns, schema=schema)
+
+
+def with_owners(rows: pa.Table, owners: Sequence[Owner]) -> pa.Table:
+    """Rows as rows of other documents: one item of `owners` per row. The rows still have the earlier fields."""
+    for name, values in owner_values(owners).items():
+        field = rows.schema.field(name)
+        rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
+    return rows
+
+
+def owner_values(owners: Sequence[Owner]) -> dict[str, list[Any]]:
+    """Values of the columns that identify the documents of rows: one owner per row."""
+    return {
+        "document_key": [key_of(owner.document_id) for owner in owners],
+        "document_state": [owner.state for owner in owners],
+        "document_passages": [owner.passages for owner in owners],
+        "document_id": [owner.document_id for owner in owners],
+    }
 
 
 def field_values(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:

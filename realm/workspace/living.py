@@ -12,7 +12,7 @@ replaces the other.
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -185,14 +185,15 @@ class LivingKnowledge:
             return False
         return True
 
-    def add(self, documents: Sequence[Document]) -> AddResult:
-        """Adds or replaces documents. On return, the documents are embedded, on disk, and can be found.
+    def add(self, documents: Sequence[Document], gone: Collection[str] = ()) -> AddResult:
+        """Adds or replaces documents, and deletes the other documents with the ids `gone`, if they exist. On return, the
+        documents are embedded, on disk, and can be found.
 
         Raises:
             InputError: two of the documents have the same id and different texts.
             ChangedMeanwhile: other processes changed the knowledge base during every attempt.
         """
-        return self._change(lambda kb: kb.add(documents, self._tagger_for(kb)))
+        return self._change(lambda kb: kb.add(documents, self._tagger_for(kb), gone))
 
     def delete(self, *documents: str) -> int:
         """Deletes documents by id in one commit, and returns the number of removed passages.
@@ -208,21 +209,6 @@ class LivingKnowledge:
                 if document not in there:
                     raise UnknownDocument(f"no document has the id {document!r}")
             return kb.delete(documents)
-
-        return self._change(delete)
-
-    def delete_existing(self, documents: Sequence[str]) -> int:
-        """Deletes those of the documents that exist, in one commit, and returns their number.
-
-        Raises:
-            ChangedMeanwhile: other processes changed the knowledge base during every attempt.
-        """
-
-        def delete(kb: KnowledgeBase) -> int:
-            there = _existing(kb, documents)
-            if there:
-                kb.delete(there)
-            return len(there)
 
         return self._change(delete)
 

@@ -118,24 +118,16 @@ class Sync:
         )
         now = {document.id for document in read.documents}
         self._write_ids(before | now)
-        added = changed(self.kb_folder, lambda kb: kb.add(read.documents, tagger))
-
-        def delete(kb: KnowledgeBase) -> tuple[int, int]:
-            there = {document.id for document in kb.documents()} | kb.merged().keys()
-            gone = sorted((before - now) & there)
-            return len(gone), kb.delete(gone) if gone else 0
-
-        deleted, passages = changed(self.kb_folder, delete)
+        added = changed(self.kb_folder, lambda kb: kb.add(read.documents, tagger, before - now))
         if self.dropped:
             forget_watched(self.folder, self.dropped)
         self._keep(read)
         _log.info(
             "%s: documents: %d added, %d replaced, %d deleted, %s unchanged",
-            self.kb_folder, added.added, added.replaced, deleted, f"{added.unchanged:,}",
+            self.kb_folder, added.added, added.replaced, added.deleted, f"{added.unchanged:,}",
         )  # fmt: skip
-        return Changes(
-            added.added, added.replaced, deleted, added.passages_added + added.passages_removed + passages
-        )
+        passages = added.passages_added + added.passages_removed
+        return Changes(added.added, added.replaced, added.deleted, passages)
 
     def _keep(self, read: SourceDocuments) -> None:
         """Writes documents.json, and the list of files that were left out."""

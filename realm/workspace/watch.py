@@ -185,9 +185,11 @@ class Watcher:
             for path in read:
                 files[path] = _file(ready[path] or files[path]["source"], [], before[path] | now[path])
             self._write()
+            gone = {id for ids in before.values() for id in ids} - others
             documents = [document for part in read.values() for document in part]
-            added = self._knowledge.add(documents) if documents else None
-            deleted = self._delete({id for ids in before.values() for id in ids} - others)
+            if any(before.values()):
+                documents += self._incomplete(others - set().union(*now.values()))
+            added = self._knowledge.add(documents, gone) if documents or gone else None
             for path in read:
                 if version := self._seen.pop(path).version:
                     files[path] = _file(files[path]["source"], version, now[path])
@@ -196,7 +198,7 @@ class Watcher:
             self._write()
         for line in report.lines():
             _log.warning("%s", line)
-        counts = (added.added, added.replaced, deleted) if added is not None else (0, 0, deleted)
+        counts = (added.added, added.replaced, added.deleted) if added else (0, 0, 0)
         same = f", {len(added.merged)} with the text of another document" if added and added.merged else ""
         _log.info(
             "%s changed files: %d; documents: %d added, %d replaced, %d deleted%s",
@@ -211,15 +213,27 @@ class Watcher:
         except InputError:  # the file has no document; the report has the reason
             return
 
-    def _delete(self, documents: set[str]) -> int:
-        """Deletes those of the documents that exist -> their number."""
-        return self._knowledge.delete_existing(sorted(documents)) if documents else 0
+    def _incomplete(self, ids: set[str]) -> list[Document]:
+        """Those of the documents with these ids, read again from their files, that share passages with other documents: these
+        passages could be deleted with the other documents. A file that has changed is left out, because its change is applied
+        later."""
+        needed = self._knowledge.current.kb.incomplete(ids)
+        files = self._watched["files"]
+        taken = {id for file in files.values() for id in file["documents"]}
+        found = []
+        for path, file in files.items():
+            own = set(file["documents"])
+            if not needed.isdisjoint(own) and _version(Path(path)) == file["version"]:
+                read = self._read(path, taken - own, ReadingReport())
+                found += [one for one in read if one.id in needed]
+        return found
 
     def _delete_unclaimed(self) -> None:
         """Deletes the documents of the last fit whose files were gone when the first watcher started."""
         ids = {id for file in self._watched["files"].values() for id in file["documents"]}
         with one_writer(self.folder):
-            deleted = self._delete(set(self._watched["unclaimed"]) - ids)
+            gone = set(self._watched["unclaimed"]) - ids
+            deleted = self._knowledge.add(self._incomplete(ids), gone).deleted if gone else 0
             self._watched["unclaimed"] = []
             self._write()
         if deleted:

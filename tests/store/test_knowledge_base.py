@@ -46,11 +46,15 @@ class Model:
 
     def add(self, documents: Sequence[Document]) -> None:
         before, elsewhere = dict(self.rows), {}
+        sharers: dict[tuple[str, str], tuple[str, tuple[str, str]]] = {}
         for document in documents:
             texts = dict.fromkeys(f"{t.strip()}." for t in document.text.split(".") if t.strip())
             passages = [(document.title, text) for text in texts]
             own = {p for p, (owner, _) in self.rows.items() if owner == document.id}
             free = [p for p in passages if p not in self.rows or p in own]
+            for passage in passages:
+                if passage not in free:
+                    sharers.setdefault(passage, (document.id, document[:2]))
             if set(free) != own:
                 self.rows = {p: row for p, row in self.rows.items() if row[0] != document.id}
                 self.rows |= dict.fromkeys(free, (document.id, document[:2]))
@@ -58,7 +62,7 @@ class Model:
             if not free:
                 elsewhere[document.id] = document[:2]
         self._merged |= elsewhere
-        self._hand_over({p: state for p, (_, state) in before.items() if p not in self.rows})
+        self._hand_over({p: state for p, (_, state) in before.items() if p not in self.rows}, sharers)
         states = {state for _, state in self.rows.values()}
         for document_id, state in elsewhere.items():
             if state not in states:
@@ -75,14 +79,19 @@ class Model:
             self._merged.pop(document, None)
         gone = {p: state for p, (owner, state) in self.rows.items() if owner in documents}
         self.rows = {p: row for p, row in self.rows.items() if p not in gone}
-        self._hand_over(gone)
+        self._hand_over(gone, {})
 
-    def _hand_over(self, gone: dict[tuple[str, str], tuple[str, str]]) -> None:
-        """The first document by name that has the text too gets the passages."""
+    def _hand_over(
+        self,
+        gone: dict[tuple[str, str], tuple[str, str]],
+        sharers: dict[tuple[str, str], tuple[str, tuple[str, str]]],
+    ) -> None:
+        """The first document by name that has the text too gets the passages, or else the first of this call that has them."""
         for passage, state in gone.items():
             heirs = sorted(document for document, own in self._merged.items() if own == state)
             if heirs:
                 self.rows[passage] = heirs[0], state
+        self.rows |= {p: sharers[p] for p in gone if p in sharers and p not in self.rows}
         for owner in {owner for owner, _ in self.rows.values()}:
             self._merged.pop(owner, None)
 
@@ -159,6 +168,28 @@ def test_passages_that_a_deleted_document_took_along_come_back_with_another_that
     assert content(kb) == [("2", more)]
     assert kb.add(documents[1:], TinyTagger()).replaced == 1
     assert content(kb) == [("2", shared), ("2", more)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("end", ["replaced", "deleted"])
+def test_passages_of_a_replaced_or_deleted_document_stay_with_another_one_of_the_addition(
+    tmp_path: Path, end: str, order: int
+) -> None:
+    shared, more, other = SENTENCES[:3]
+    old, longer = Document("A", shared, "z"), Document("A", f"{shared} {more}", "a")
+    kb = make(tmp_path / "kb", [old], KnowledgeBaseConfig(passage_tokens=16))
+    kb.add([longer], TinyTagger())
+    assert content(kb) == [("z", shared), ("a", more)]
+    assert kb.incomplete(["a", "z", "unknown"]) == {"a", "unknown"}
+    if end == "replaced":
+        kb.add([longer, old._replace(text=other)][::order], TinyTagger())
+    else:
+        assert kb.add([longer], TinyTagger(), gone=["z", "unknown"]).deleted == 1
+    rest = [("z", other)] if end == "replaced" else []
+    assert sorted(content(kb)) == sorted([("a", shared), ("a", more), *rest])
+    assert kb.incomplete(["a"]) == set()
+    assert kb.add([longer], TinyTagger()).unchanged == 1
+    assert kb.verify() == []
 
 
 def test_documents_are_deleted_by_id_or_by_title(tmp_path: Path) -> None:

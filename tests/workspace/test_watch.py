@@ -117,7 +117,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     assert watched(towns) == {"Oakham": text("Oakham", 99)}
 
 
-@pytest.mark.parametrize("step", ["add", "delete_existing", "_write"])
+@pytest.mark.parametrize("step", ["add", "_write"])
 def test_after_a_kill_the_next_watcher_completes_the_change(
     towns: Path, docs: Path, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,12 +155,41 @@ def test_a_document_that_another_process_deleted_does_not_block_other_changes(
     if moment == "before the look":
         delete()
     else:
-        real = watcher._delete
-        monkeypatch.setattr(watcher, "_delete", lambda documents: delete() or real(documents))
+        real = watcher._knowledge.add
+        monkeypatch.setattr(watcher._knowledge, "add", lambda *given: delete() or real(*given))
     (docs / "Oakham.txt").unlink()
     (docs / "Exton.txt").write_text(text("Exton", 5))
     looks(watcher, 100)
     assert watched(towns) == {"Exton": text("Exton", 5)}
+
+
+def test_passages_that_files_share_stay_until_the_last_of_these_files_is_gone(
+    towns: Path, docs: Path
+) -> None:
+    sentences = [f"Inn {number} is in the market town and in the capital." for number in range(12)]
+
+    def write(name: str, *more: str) -> None:
+        (docs / name).write_text("\n\n".join(["Shared title", " ".join(sentences), *more]))
+
+    def found() -> str:
+        return " ".join(p.text for p in KnowledgeBase.open(towns / "kb") if p.title == "Shared title")
+
+    write("b.txt")
+    looks(Watcher(towns, [str(docs)]))
+    write("a.txt", "Exton is another town.")
+    watcher = Watcher(towns, [str(docs)])
+    looks(watcher)
+    assert len(KnowledgeBase.open(towns / "kb").incomplete([(docs / "a.txt").as_posix()])) == 1
+    (docs / "b.txt").write_text("Shared title\n\nThe market is closed.")  # only b.txt changes
+    looks(watcher, 100)
+    assert all(sentence in found() for sentence in [*sentences, "Exton is another town."])
+    (docs / "a.txt").unlink()
+    write("c.txt", "Exton is a hamlet.")  # a renamed file
+    looks(watcher, 200)
+    assert all(sentence in found() for sentence in [*sentences, "Exton is a hamlet."])
+    (docs / "c.txt").unlink()
+    looks(watcher, 300)
+    assert found() == "The market is closed."
 
 
 def test_the_documents_of_a_missing_folder_stay(towns: Path, docs: Path, tmp_path: Path, caplog) -> None:
