@@ -166,6 +166,15 @@ def test_front_matter_that_is_no_yaml_or_has_aliases_gives_the_title_alone(
     assert document.text.endswith("Text.")
 
 
+@pytest.mark.parametrize(
+    "begin", ["\n# Intro\n\nIt burned.\n\n", "\nsold: yes\n", "It burned.\n", "# Intro\n", "- It: [burned\n"]
+)
+def test_text_between_two_rules_is_no_front_matter(begin: str) -> None:
+    source = f"---\n{begin}---\n\n# Next\n\nIt froze.\n"
+    assert split_front_matter(source) == (("", {}), source)
+    assert split_front_matter("---\n---\nIt froze.\n") == (("", {}), "It froze.\n")
+
+
 scalars = st.booleans() | st.integers(-(10**6), 10**6) | st.dates() | st.text(string.printable, max_size=20)
 metadata = st.dictionaries(
     st.text(string.ascii_letters, min_size=1, max_size=8).filter(

@@ -10,6 +10,7 @@ import yaml
 from realm.text.fields import NO_FIELDS
 
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|\Z)", re.DOTALL)
+_KEY = re.compile(r"\s*[\w\"'][^\n:=]*[:=]")
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.MULTILINE)
 _LONGEST = 100_000
 """Longest front matter in characters whose fields are read; the time for YAML grows with the length."""
@@ -25,14 +26,16 @@ class FrontMatter(NamedTuple):
 def split_front_matter(source: str) -> tuple[FrontMatter, str]:
     """The front matter of a Markdown text, and the rest of the text.
 
-    If the front matter is not valid YAML or TOML, or not a mapping, it has no fields, and the title is that of its first line
-    `title: ...`.
+    A line `---` can also be a rule: a block that is not empty and no mapping is text. If a block that begins with a key is not
+    valid YAML or TOML, it has no fields, and the title is that of its first line `title: ...`.
     """
     found = _FRONT_MATTER.match(source)
     if found is None:
         return FrontMatter(), source
     content, rest = found[2] or "", source[found.end() :]
     fields = _parsed(content, toml=found[1] == "+++")
+    if fields is None:
+        return FrontMatter(), source
     title = fields.get("title")
     if isinstance(title, str | int | float) and not isinstance(title, bool):
         return FrontMatter(" ".join(str(title).split()), fields), rest
@@ -40,14 +43,20 @@ def split_front_matter(source: str) -> tuple[FrontMatter, str]:
     return FrontMatter(named[1].strip().strip("\"'") if named else "", fields), rest
 
 
-def _parsed(content: str, toml: bool) -> Mapping[Any, Any]:
-    if len(content) > _LONGEST:
+def _parsed(content: str, toml: bool) -> Mapping[Any, Any] | None:
+    """The metadata of a block; None if the block is text."""
+    if not content:
         return NO_FIELDS
+    if not (toml or content.partition("\n")[0].strip()):  # as in Pandoc, a blank line follows a rule
+        return None
+    unread = NO_FIELDS if _KEY.match(content) else None
+    if len(content) > _LONGEST:
+        return unread
     try:
         found = tomllib.loads(content) if toml else yaml.load(content, _Loader)
     except (yaml.YAMLError, ValueError, RecursionError, TypeError, AttributeError):
-        return NO_FIELDS
-    return found if isinstance(found, Mapping) else NO_FIELDS
+        return unread
+    return found if isinstance(found, Mapping) else None
 
 
 class _Loader(yaml.SafeLoader):
