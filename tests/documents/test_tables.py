@@ -106,6 +106,32 @@ def test_a_row_with_another_number_of_columns_is_left_out(tmp_path: Path) -> Non
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
 
 
+@pytest.mark.parametrize("rest", ["", 'x"y"'])
+@pytest.mark.parametrize("most", [64 << 20, 300])
+def test_a_quotation_mark_that_is_not_closed_is_text_and_hides_no_row(
+    rest: str, most: int, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setattr(Limits, "file_bytes", most)
+    rows = [
+        '"Heroes is a song.',
+        "Beta is a river.",
+        '"Gamma is a\nlake."',
+        f'"{rest}Delta is a town.',
+        "Eta is.",
+    ]
+    lines = [f"{number}\tT{number}\t{text}\n" for number, text in enumerate(rows)]
+    (tmp_path / "t.tsv").write_text("id\ttitle\ttext\n" + "".join(lines))
+    texts, left_out = read(tmp_path / "t.tsv")
+    rows[2] = "Gamma is a\nlake."
+    assert (texts, left_out) == ({f"T{number}": text for number, text in enumerate(rows)}, {})
+
+
+@pytest.mark.parametrize("line", ['x","\n', '1,"One.\n'])
+def test_reading_lone_quotation_marks_takes_linear_time(line: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("title,text\n" + line * 20_000 + '"y"z,A.\n')
+    assert read(tmp_path / "t.csv")[0]["yz"] == "A."
+
+
 @pytest.mark.parametrize("content", ["sep=;\n", "\n \nsep=;\n"])
 def test_a_table_without_a_heading_line_is_one_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "notes.csv").write_text(content)

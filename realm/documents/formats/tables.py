@@ -6,6 +6,7 @@ first line names the columns, unless it looks like a row.
 
 import csv
 import io
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -56,7 +57,7 @@ def comma_separated(path: Path, limits: Limits) -> Iterator[Record | Unreadable]
 
 
 def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unreadable]:
-    """The records of a table. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks.
+    """The records of a table. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks (`_rows`).
 
     The separator is the first of `separators` with which the heading line has the columns "title" and "text"; without these
     columns, the separator with which it has most columns. The beginning of the file shows the encoding.
@@ -91,10 +92,11 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
             before = number
             if not per_row and looks_like_a_row(columns):
                 lines, before, columns = chain([heading], lines), number - 1, [""] * len(names)
-            rows = csv.reader(lines, delimiter=separator)
             sentences, length = [], 0
-            for row in filter(None, rows):
-                number = before + rows.line_num
+            for line_number, row in _rows(lines, separator, limits.file_bytes):
+                number = before + line_number
+                if not row:
+                    continue
                 where = f"{path}:{number}"
                 if len(row) != len(names):
                     message = f"{where}: {len(row)} columns, but {len(names)} in the first line"
@@ -117,6 +119,62 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
         except csv.Error as error:
             reason = Reason.TOO_LONG if "field larger" in str(error) else Reason.DAMAGED
             raise Unreadable(path, reason, f"{path}:{number}: {first_line(error)}") from None
+
+
+class _LinesOfRow:
+    """Lines, of which those of the current row are held, so that they can be read again."""
+
+    def __init__(self, lines: Iterable[str], most_bytes: int):
+        self._lines, self._most_bytes = iter(lines), most_bytes
+        self.next_row()
+
+    def next_row(self, again: Sequence[str] = ()) -> None:
+        """Begins a row, with the lines `again` if there are any."""
+        self.held: list[str] = []
+        self._bytes = 0
+        self._again = list(again)
+
+    def __iter__(self) -> Iterator[str]:
+        return self
+
+    def __next__(self) -> str:
+        if self._bytes > self._most_bytes:
+            raise csv.Error("a quotation mark is not closed")
+        line = self._again.pop(0) if self._again else next(self._lines)
+        self.held.append(line)
+        self._bytes += sys.getsizeof(line)
+        return line
+
+
+def _rows(lines: Iterable[str], separator: str, most_bytes: int) -> Iterator[tuple[int, list[str]]]:
+    """The number of the last line of each row, and the cells of the row.
+
+    If a quotation mark is not closed within `most_bytes`, or not at the end of a cell, it belongs to the text of its line, and
+    the lines up to this place are rows of their own. No line is parsed more than three times.
+    """
+    of_row, number = _LinesOfRow(lines, most_bytes), 0
+    reader = csv.reader(of_row, delimiter=separator, strict=True)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error:
+            alone = of_row.held[:-1] or of_row.held
+            of_row.next_row(of_row.held[len(alone) :])
+            for line in alone:
+                number += 1
+                yield number, _row(line, separator)
+            continue
+        if row is None:
+            return
+        number += len(of_row.held)
+        of_row.next_row()
+        yield number, row
+
+
+def _row(line: str, separator: str) -> list[str]:
+    """The cells of a line with misplaced quotation marks; if the number of marks is odd, they are text."""
+    odd = line.count('"') % 2 == 1
+    return next(csv.reader([line], delimiter=separator, quoting=csv.QUOTE_NONE if odd else csv.QUOTE_MINIMAL))
 
 
 def column_names(heading: Iterable[str]) -> list[str]:
