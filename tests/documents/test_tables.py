@@ -106,6 +106,21 @@ def test_a_row_with_another_number_of_columns_is_left_out(tmp_path: Path) -> Non
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
 
 
+def test_names_of_columns_may_contain_line_breaks(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,"Unit\nprice",title,text\n1,5,Alpha,A town.\n2,6,Beta,A river.\n3\n')
+    report = ReadingReport()
+    documents = list(read_documents([str(tmp_path / "a.csv")], report=report))
+    assert [(one.title, dict(one.fields)) for one in documents] == [
+        ("Alpha", {"Unit_price": 5}),
+        ("Beta", {"Unit_price": 6}),
+    ]
+    assert report.left_out[0].where.endswith("a.csv:5")
+    (tmp_path / "b.csv").write_text('Name;"Unit\nprice"\nAlpha;5\n')
+    (tmp_path / "c.csv").write_text('Name,5" pipes\nAlpha,5\nBeta,"a\nb"\n')
+    assert read(tmp_path / "b.csv")[0] == {"b": "Name: Alpha; Unit price: 5."}
+    assert read(tmp_path / "c.csv")[0] == {"c": 'Name: Alpha; 5" pipes: 5.\nName: Beta; 5" pipes: a b.'}
+
+
 @pytest.mark.parametrize("rest", ["", 'x"y"'])
 @pytest.mark.parametrize("most", [64 << 20, 300])
 def test_a_quotation_mark_that_is_not_closed_is_text_and_hides_no_row(

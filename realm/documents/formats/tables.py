@@ -32,6 +32,8 @@ _PARTS = frozenset(("title", "text"))
 """Columns of a table with a record per row."""
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
+_HEADING_LINES = 20
+"""Most lines of the row of headings, whose quoted cells can contain line breaks."""
 _LONGEST_NAME = 80
 """Most characters of the name of a column; a first line with a longer cell is a row."""
 
@@ -80,18 +82,21 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 if (line := next(lines, None)) is None:
                     raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
                 heading, number = line, number + 1
-            headings = {one: column_names(next(csv.reader([heading], delimiter=one))) for one in separators}
-            separator = max(separators, key=lambda one: (has_parts(headings[one]), len(headings[one])))
-            names = headings[separator]
+            held = _heading_lines(heading, lines)
+            headings = {one: next(_rows(held, one, limits.file_bytes)) for one in separators}
+            columns_of = {one: column_names(cells) for one, (_, cells) in headings.items()}
+            separator = max(separators, key=lambda one: (has_parts(columns_of[one]), len(columns_of[one])))
+            names = columns_of[separator]
             per_row = has_parts(names)
             if not per_row and (_PARTS & present_names(names).keys()):
                 raise Unreadable(
                     path, Reason.FIELDS, f"{path}: the first line has no column {_missing(names)}"
                 )
             columns = [" ".join(name.split()) for name in names]
-            before = number
+            used = headings[separator][0]
             if not per_row and looks_like_a_row(columns):
-                lines, before, columns = chain([heading], lines), number - 1, [""] * len(names)
+                used, columns = 0, [""] * len(names)
+            lines, before = chain(held[used:], lines), number - 1 + used
             sentences, length = [], 0
             for line_number, row in _rows(lines, separator, limits.file_bytes):
                 number = before + line_number
@@ -119,6 +124,15 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
         except csv.Error as error:
             reason = Reason.TOO_LONG if "field larger" in str(error) else Reason.DAMAGED
             raise Unreadable(path, reason, f"{path}:{number}: {first_line(error)}") from None
+
+
+def _heading_lines(first: str, lines: Iterator[str]) -> list[str]:
+    """The first line of the row of headings, and the lines up to the end of its last quoted cell."""
+    held, marks = [first], first.count('"')
+    while marks % 2 and len(held) < _HEADING_LINES and (line := next(lines, None)) is not None:
+        held.append(line)
+        marks += line.count('"')
+    return held
 
 
 class _LinesOfRow:
