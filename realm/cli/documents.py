@@ -221,7 +221,7 @@ def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
         raise InputError(
             f"{len(keys)} documents have the title {name!r}: give one of the ids {shortened(ids, 400)}"
         )
-    return np.flatnonzero(kb.document_keys_N == keys[0])
+    return found
 
 
 def _export(args: argparse.Namespace) -> None:

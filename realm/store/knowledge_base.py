@@ -351,7 +351,7 @@ class KnowledgeBase:
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
         """Numbers of the passages of some documents, in ascending order.
 
-        A document is given by its id, or by its title if no document has such an id.
+        A document is given by its id, or by the title of the document or of one of its passages if no document has such an id.
 
         Raises:
             InputError: a name is neither an id nor a title.
@@ -364,7 +364,7 @@ class KnowledgeBase:
             column = self._column("title")
             here_N = pc.is_in(column, value_set=pa.array(sorted(titles), pa.string())).to_numpy()
             titles.difference_update(column.filter(here_N).to_pylist())
-            found_N |= here_N
+            found_N |= np.isin(self.document_keys_N, self.document_keys_N[here_N])
         if titles:
             some = ", ".join(map(repr, sorted(titles)[:3])) + (", ..." if len(titles) > 3 else "")
             raise InputError(f"{self.folder} has no document with id or title {some}")
@@ -392,7 +392,8 @@ class KnowledgeBase:
     def delete(self, documents: Sequence[str]) -> int:
         """Deletes documents, given by id or title, in one commit -> the number of deleted passages.
 
-        If another document was merged with a deleted document, the text stays as the text of the other document.
+        If another document was merged with a document that is given by id, the text stays as the text of the other document.
+        All documents with a given title are deleted, including merged documents.
 
         Raises:
             InputError: there is no such document; nothing is deleted.
@@ -404,8 +405,13 @@ class KnowledgeBase:
             check_newest(path, table)
             merged = settle_merged(self.folder, table.version)
             names = originals(table, {name: merged[name] for name in documents if name in merged})
-            numbers = self.numbers_of([name for name in documents if name not in names])
-            heirs = {name: state for name, state in merged.items() if name not in documents}
+            others = [name for name in documents if name not in names]
+            numbers, states = self.numbers_of(others), self._states_by_title(others)
+            of_titles = {name: one for name, one in merged.items() if one.state in states}
+            names |= originals(table, of_titles)
+            heirs = {
+                name: one for name, one in merged.items() if name not in documents and name not in of_titles
+            }
             kept, fields = handed_over(table, numbers, heirs)
             table = with_columns_of(path, table, fields)
             changes = dict.fromkeys([*names, *kept.column("document_id").to_pylist()])
@@ -420,6 +426,14 @@ class KnowledgeBase:
         if table is not self.table:
             self._move_to(table)
         return len(numbers) - len(kept)
+
+    def _states_by_title(self, documents: Sequence[str]) -> set[int]:
+        """The states of the documents that `documents` gives by title."""
+        keys_N = np.array([key_of(name) for name in documents], dtype=np.uint64)
+        by_id_N = np.isin(keys_N, self.document_keys_N).tolist()
+        numbers = self.numbers_of([name for name, by_id in zip(documents, by_id_N, strict=True) if not by_id])
+        with reading(self.table):
+            return set(take_rows(self.table, numbers, ["document_state"]).column(0).to_pylist())
 
     def compact(self) -> CompactResult:
         """Rewrites passages and vectors without deleted rows, and removes all older versions.

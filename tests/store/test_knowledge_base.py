@@ -20,7 +20,7 @@ from realm.store.knowledge_base import (
 )
 from realm.store.settings import Settings
 from realm.store.tables import table
-from realm.text.corpus import Document, Link
+from realm.text.corpus import Document, Link, Section
 from tests.store.test_build import Stopped, stop
 from tests.store.tiny import (
     CONFIG,
@@ -207,6 +207,14 @@ def test_documents_are_deleted_by_id_or_by_title(tmp_path: Path) -> None:
     with pytest.raises(RealmError, match="no document with id or title 'A', 'x'"):
         kb.delete(["x", "3", "A"])
     assert len(kb) == 2
+
+
+def test_a_document_that_is_given_by_title_is_deleted_with_all_its_sections(tmp_path: Path) -> None:
+    sections = Section(0, "A"), Section(len("One.\n\n"), "A > Inns")
+    kb = make(tmp_path / "kb", [Document("A", "One.\n\nInn.", "1", sections=sections), *DOCUMENTS[:1]])
+    assert [passage.title for passage in kb] == ["A", "A > Inns", "Town 0"]
+    assert kb.delete(["A"]) == 2
+    assert [passage.title for passage in kb] == ["Town 0"]
 
 
 def test_a_knowledge_base_that_lost_all_its_passages_still_works(kb: KnowledgeBase) -> None:
