@@ -47,7 +47,7 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
             text: str | None = _SURROGATE.sub(
                 "\ufffd", json.dumps(value, ensure_ascii=False, allow_nan=False, default=json_value)
             )
-        except (TypeError, ValueError, RecursionError):
+        except (TypeError, ValueError, OverflowError, RecursionError):
             text = None
         if text is not None and len(text) <= LONGEST_VALUE:
             found.setdefault(name, json.loads(text))
@@ -61,6 +61,7 @@ def json_value(value: object) -> str:
 
     Raises:
         TypeError: JSON has no such value.
+        OverflowError: the time is not in the years 1 to 9999 in UTC.
     """
     match value:
         case datetime():

@@ -166,6 +166,13 @@ def test_front_matter_that_is_no_yaml_or_has_aliases_gives_the_title_alone(
     assert document.text.endswith("Text.")
 
 
+def test_a_time_outside_the_calendar_is_left_out_and_counted(tmp_path: Path) -> None:
+    report = ReadingReport()
+    source = "---\ndate: 0001-01-01T00:00:00+05:00\nyear: 1\n---\nText.\n"
+    assert own(read(tmp_path / "a.md", source, report=report)) == {"year": 1}
+    assert report.fields_left_out == {"date": 1}
+
+
 @pytest.mark.parametrize(
     "begin", ["\n# Intro\n\nIt burned.\n\n", "\nsold: yes\n", "It burned.\n", "# Intro\n", "- It: [burned\n"]
 )
