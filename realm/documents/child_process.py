@@ -124,6 +124,14 @@ def _ended(path: Path, code: int) -> Unreadable:
 # --- in the child --------------------------------------------------------------------------------
 
 
+def _value(value: object) -> str | float:
+    """A value for JSON; NaN, which is no field, if JSON has no such value."""
+    try:
+        return json_value(value)
+    except (TypeError, OverflowError):
+        return math.nan
+
+
 def main() -> None:
     """Reads the files that standard input lists, until the parent process closes standard input or dies."""
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
@@ -132,7 +140,7 @@ def main() -> None:
     limit(resource.RLIMIT_AS, MOST_MEMORY)
 
     def answer(kind: str, *values: object) -> None:
-        answers.write(json.dumps([kind, values], default=json_value) + "\n")
+        answers.write(json.dumps([kind, values], default=_value) + "\n")
         answers.flush()
 
     for line in sys.stdin.buffer:

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Any, Literal
 
 Kind = Literal["bool", "int", "float", "date", "time", "text"]
@@ -57,7 +57,7 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
 
 
 def json_value(value: object) -> str:
-    """A date or a time in the format of ISO 8601.
+    """A date or a time in the format of ISO 8601, a time of day such as 09:30, or a duration such as 30:05:00.
 
     Raises:
         TypeError: JSON has no such value.
@@ -68,13 +68,23 @@ def json_value(value: object) -> str:
             return time_text(value)
         case date():
             return value.isoformat()
+        case time():
+            plain = value.second == value.microsecond == 0 and value.tzinfo is None
+            return f"{value:%H:%M}" if plain else value.isoformat()
+        case timedelta():
+            minutes, seconds = divmod(abs(value) // timedelta(seconds=1), 60)
+            sign = "-" if value < timedelta(0) else ""
+            return f"{sign}{minutes // 60}:{minutes % 60:02}:{seconds:02}"
     raise TypeError
 
 
-def time_text(time: datetime) -> str:
+def time_text(moment: datetime) -> str:
     """A time in the format of ISO 8601, in UTC; a time without a time zone is taken for UTC."""
-    utc = time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
-    return utc.isoformat().replace("+00:00", "Z")
+    return _in_utc(moment).isoformat().replace("+00:00", "Z")
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def read_value(text: str) -> Any:
@@ -124,8 +134,7 @@ def _moment(text: str) -> date | datetime | None:
         if _DATE.fullmatch(text):
             return date.fromisoformat(text)
         if _TIME.fullmatch(text):
-            time = datetime.fromisoformat(text)
-            return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+            return _in_utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):
         pass
     return None

@@ -52,6 +52,29 @@ def test_every_way_to_write_strings_is_read(tmp_path: Path) -> None:
     assert len(files) == 21 and len(texts) == 63
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_times_that_python_does_not_have_cost_no_row(name: str, tmp_path: Path) -> None:
+    seconds = [
+        -62135596800,
+        10**11,
+        10**12,
+    ]  # the second is in the year 5138, the third is not in the calendar
+    table = TABLE.append_column("fine", pa.array([1, 1_001, None], pa.timestamp("ns", "UTC")))
+    table = table.append_column("far", pa.array(seconds, pa.timestamp("s", "Asia/Tokyo")))
+    if name == "a.parquet":
+        pq.write_table(table, tmp_path / name)
+    else:
+        write_arrow(tmp_path / name, table)
+    report = ReadingReport()
+    documents = list(read_documents([str(tmp_path / name)], report=report))
+    assert [dict(one.fields) for one in documents] == [
+        {"fine": "1970-01-01T00:00:00Z", "far": "0001-01-01T00:00:00Z"},
+        {"fine": "1970-01-01T00:00:00.000001Z", "far": "5138-11-16T09:46:40Z"},
+        {},
+    ]
+    assert report.fields_left_out == {"far": 1}
+
+
 BOMB = """
 import sys
 from realm.documents.reading import ReadingReport, read_documents

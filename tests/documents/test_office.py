@@ -107,6 +107,36 @@ def test_captions_gaps_and_kinds_of_cells(tmp_path: Path) -> None:
     ]
 
 
+def test_times_of_day_and_durations_are_text(tmp_path: Path) -> None:
+    times = [datetime.time(9, 30), datetime.time(9, 30, 5)]
+    spans = [datetime.timedelta(hours=30, minutes=5), datetime.timedelta(minutes=5)]
+    sheets = {
+        name: [[*head, "opens", "takes"], *([*cells, *row] for row in zip(times, spans, strict=True))]
+        for name, head, cells in [("A", ["title", "text"], ["T", "Words."]), ("B", ["town"], ["Arden"])]
+    }
+    with xlsxwriter.Workbook(tmp_path / "a.xlsx") as book:
+        formats = {
+            datetime.time: book.add_format({"num_format": "hh:mm"}),
+            datetime.timedelta: book.add_format({"num_format": "[h]:mm:ss"}),
+        }
+        for name, rows in sheets.items():
+            sheet = book.add_worksheet(name)
+            for r, row in enumerate(rows):
+                for c, value in enumerate(row):
+                    sheet.write(r, c, value, formats.get(type(value)))
+    report = ReadingReport()
+    *rows_of_a, b = read_documents([str(tmp_path / "a.xlsx")], report=report)
+    assert [dict(one.fields) for one in rows_of_a] == [
+        {"opens": "09:30", "takes": "30:05:00"},
+        {"opens": "09:30:05", "takes": "0:05:00"},
+    ]
+    assert b.text.split("\n") == [
+        "town: Arden; opens: 09:30; takes: 30:05:00.",
+        "town: Arden; opens: 09:30:05; takes: 0:05:00.",
+    ]
+    assert report.lines() == []
+
+
 def test_years_can_be_the_headings_of_columns(tmp_path: Path) -> None:
     rows = [["Town", 2019, 2020], ["Arden", 7, 8]]
     assert (

@@ -5,6 +5,7 @@ has a limit of memory (`realm.documents.child_process`). Values become Python st
 the length of the text of a whole file are limited.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ class _Rows:
             raise Unreadable(self._path, Reason.TOO_LONG, message)
 
     def of(self, batch: Any) -> Iterator[Record | Unreadable]:
-        names, columns = batch.schema.names, batch.columns
+        names, columns = batch.schema.names, [_in_microseconds(column) for column in batch.columns]
         for row in range(batch.num_rows):
             self._number += 1
             yield self._record(names, [column[row] for column in columns])
@@ -185,10 +186,29 @@ class _Rows:
         if size > 12 * self._limits.document_chars + 1_000_000:
             return Unreadable(where, Reason.TOO_LONG, f"{where}: {size:,} bytes of title and text: split it")
         try:
-            fields = {name: value.as_py() for name, value in zip(names, values, strict=True)}
+            fields = {name: _value(value) for name, value in zip(names, values, strict=True)}
         except UnicodeDecodeError:
             return Unreadable(where, Reason.DAMAGED, f"{where}: a text is not UTF-8")
         return to_record(where, fields)
+
+
+def _in_microseconds(column: Any) -> Any:
+    """A column of times without nanoseconds, which Python's times do not have; other columns are unchanged."""
+    import pyarrow as pa
+
+    if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
+        return column
+    return column.cast(pa.timestamp("us", column.type.tz), safe=False)
+
+
+def _value(value: Any) -> Any:
+    """An Arrow value as a Python value; NaN, which is no field, for dates and times outside the years 1 to 9999."""
+    try:
+        return value.as_py()
+    except UnicodeDecodeError:
+        raise
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def _size(value: Any) -> int:

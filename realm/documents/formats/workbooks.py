@@ -5,7 +5,7 @@ each row is a sentence.
 """
 
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from realm.documents.formats.pages import Heading, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need, present_names, record
 from realm.documents.formats.rows import sentence_of
 from realm.documents.formats.tables import column_names, has_parts, looks_like_a_row, too_long
+from realm.text.fields import json_value
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -106,6 +107,6 @@ def _text(value: Any) -> str:
             return f"{value:.15g}"
         case datetime():
             return value.date().isoformat() if value.time() == time.min else value.isoformat(" ")
-        case date() | time():
-            return value.isoformat()
+        case date() | time() | timedelta():
+            return json_value(value)
     return " ".join(str(value).split())
