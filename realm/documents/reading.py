@@ -190,17 +190,18 @@ def documents_of(
 def stamp(sources: Sequence[str], but: Path | None = None) -> str:
     """Sixteen hex digits that change if a file of the sources is added, removed or written.
 
-    The digits are a hash of the names, sizes and times of the files; no file is opened.
+    The digits are a hash of the names, sizes and times of the files; no file is opened. Links to folders are not followed.
 
     Raises:
         InputError: a source does not exist.
     """
     digest = hashlib.sha256()
     for one in (one for source in sources for one in files_of(source, but)):
+        left_out = isinstance(one, Unreadable)
         path = Path(one.where) if isinstance(one, Unreadable) else one[1]
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        for file in sorted(path.rglob("*")) if path.is_dir() and not left_out else [path]:
             try:
-                found = file.stat()
+                found = file.stat(follow_symlinks=not left_out)
                 state = f"{found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
             except OSError as error:
                 state = str(error.errno)

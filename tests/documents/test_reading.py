@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from realm.cli import main
 from realm.documents import demo_corpora, sources
-from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents, stamp
 from realm.errors import InputError
 from realm.text.corpus import Document
 
@@ -272,6 +272,21 @@ def test_the_title_of_markdown_is_the_heading_of_the_whole_text_and_not_of_a_par
     for name in ("README.md", "colours.md", "index.md"):
         (document,) = read(write(tmp_path / "colours" / name, source))
         assert document.title == title
+
+
+def test_the_stamp_follows_the_files_but_not_the_targets_of_links_to_folders(tmp_path: Path) -> None:
+    docs, other = tmp_path / "docs", tmp_path / "other.txt"
+    docs.mkdir()
+    other.write_text("One.")
+    (docs / "a.txt").write_text("One.")
+    (docs / "up").symlink_to("..")
+    (docs / "b.txt").symlink_to(other)
+    before = stamp([str(docs)])
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "c.txt").write_text("One.")
+    assert stamp([str(docs)]) == before
+    other.write_text("Two words.")
+    assert stamp([str(docs)]) != before
 
 
 def test_front_matter_is_no_text_and_may_hold_the_title(tmp_path: Path) -> None:
