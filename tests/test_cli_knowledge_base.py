@@ -225,6 +225,24 @@ def test_merged_files_are_listed_and_deleted_by_their_paths(
     assert cli.main(["kb", "delete", a, "--kb", kb]) == 2
 
 
+def test_a_knowledge_base_inside_its_own_source_is_not_read(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.txt").write_text("One.")
+    (docs / "broken.jsonl").write_text("{")
+    kb, options = str(docs / "kb"), ["--tagger", "rules", "--json"]
+    (docs / "kb.building").mkdir()  # as after a build with other settings that was killed
+    (docs / "kb.building" / "merged.jsonl").write_text("{")
+    assert cli.main(["kb", "build", str(docs), "--out", kb, "--tokenizer", tokenizer, *options]) == 0
+    assert json.loads(capsys.readouterr().out)["left_out"] == {"not JSON": 1}
+    assert (docs / "kb" / "left_out.jsonl").is_file()
+    assert cli.main(["kb", "add", str(docs), "--kb", kb, *options]) == 0
+    added = json.loads(capsys.readouterr().out)
+    assert (added["unchanged"], added["left_out"]) == (1, {"not JSON": 1})
+
+
 def test_a_build_and_an_addition_read_their_sources_once(tmp_path: Path, monkeypatch) -> None:
     read: list[str] = []
 

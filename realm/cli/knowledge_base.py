@@ -198,10 +198,14 @@ def _build(args: argparse.Namespace) -> None:
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
     limit = config.max_document_chars
     engine = engine_of(args)
-    check_target(Path(args.out), args.replace)  # before the documents are read for a vocabulary
-    kept = unfinished_folder(Path(args.out)) / PARSED
+    target = Path(args.out)
+    check_target(target, args.replace)  # before the documents are read for a vocabulary
+    own = target, unfinished_folder(target)
+    kept = unfinished_folder(target) / PARSED
     processes = args.processes or default_processes()
-    read = partial(read_documents, args.sources, limit, engine=engine, kept=kept, processes=processes)
+    read = partial(
+        read_documents, args.sources, limit, but=own, engine=engine, kept=kept, processes=processes
+    )
     documents = read(reading, headings=config.reads_headings)
     if config.near_duplicates:
         documents = without_near_duplicates(documents, config.near_duplicates, reading)
@@ -222,6 +226,7 @@ def _build(args: argparse.Namespace) -> None:
 def _add(args: argparse.Namespace) -> None:
     from realm.documents.reading import ReadingReport, read_documents
     from realm.local_processes import default_processes
+    from realm.store.ingest import unfinished_folder
     from realm.store.knowledge_base import AddResult, KnowledgeBase, changed
     from realm.text.salient_spans import load_tagger
 
@@ -236,6 +241,7 @@ def _add(args: argparse.Namespace) -> None:
             args.sources,
             kb.config.max_document_chars,
             reading,
+            but=(kb.folder, unfinished_folder(kb.folder)),
             headings=kb.config.reads_headings,
             engine=engine,
             processes=processes,

@@ -174,7 +174,7 @@ class Plan:
         text = self.data.text if self.uses_text else ()
         reading = self.data.reading.corpus if self.reads_first else ()
         for source in (*self.data.corpus, *text, *reading):
-            files_of(source, None)
+            files_of(source)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
         if self.reads_first:

@@ -128,7 +128,7 @@ def read_documents(
     sources: Sequence[str],
     max_document_chars: int = 1_000_000,
     report: ReadingReport | None = None,
-    but: Path | None = None,
+    but: Collection[Path] = (),
     headings: bool = False,
     taken: Collection[str] = (),
     engine: EngineConfig | None = None,
@@ -141,7 +141,7 @@ def read_documents(
     if an earlier document has this id, a number is added. If a file is one document, its path as given is the id, so that the
     id is the same whether the source is the folder or the file itself.
 
-    Files in the folder `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
+    Files in the folders `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
     cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read the parts of dumps
@@ -187,7 +187,7 @@ def documents_of(
     return _documents(read, Limits(max_document_chars), _StrictReport())
 
 
-def stamp(sources: Sequence[str], but: Path | None = None) -> str:
+def stamp(sources: Sequence[str], but: Collection[Path] = ()) -> str:
     """Sixteen hex digits that change if a file of the sources is added, removed or written.
 
     The digits are a hash of the names, sizes and times of the files; no file is opened. Links to folders are not followed.

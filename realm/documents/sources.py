@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -107,10 +107,10 @@ def _kind(path: Path) -> str:
     return path.suffix if plain == path else plain.suffix + path.suffix
 
 
-def files_of(source: str, but: Path | None) -> list[SourceFile]:
+def files_of(source: str, but: Collection[Path] = ()) -> list[SourceFile]:
     """The files of one source, each with its reader or with the reason why it is left out.
 
-    Files in the folder `but` are not listed.
+    Files in the folders `but` are not listed.
 
     Raises:
         InputError: the source does not exist, is a file for which there is no reader, or is a folder without any file for
@@ -160,16 +160,16 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
     return found
 
 
-def _walk(folder: Path, but: Path | None) -> list[SourceFile]:
+def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
     found: list[SourceFile] = []
-    left = but.resolve() if but is not None else None
+    left = {one.resolve() for one in but}
 
     def not_opened(error: OSError) -> None:
         found.append(Unreadable(error.filename, Reason.NOT_OPENED, f"{error.filename}: {error.strerror}"))
 
     for parent, folders, names in os.walk(folder, onerror=not_opened):
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and Path(parent, name).resolve() != left
+            name for name in folders if not name.startswith(".") and Path(parent, name).resolve() not in left
         )
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # the link may lead to a folder that contains the link

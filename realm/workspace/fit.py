@@ -138,7 +138,7 @@ def run(
 def _run(
     folder: Path, sources: Sequence[str], dropped: Sequence[str], config: FitConfig, strict: bool
 ) -> FitJson:
-    stamped = stamp(sources, folder)
+    stamped = stamp(sources, (folder,))
     seconds: dict[str, float] = {}
     with _timed("read", seconds):
         read = read_sources(folder, sources, config, strict)
@@ -147,7 +147,7 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)
     with one_writer(folder, lambda: _log.info("%s: waiting for another fit to end", folder)):
         # `realm watch` can have added a file that this fit has not read, and whose documents this fit would delete.
-        if (now := stamp(sources, folder)) != stamped:
+        if (now := stamp(sources, (folder,))) != stamped:
             stamped = now
             with _timed("read", seconds):
                 read = read_sources(folder, sources, config, strict)

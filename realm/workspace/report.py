@@ -133,7 +133,7 @@ def up_to_date(
         and report["sources"] == sources
         and report["kb_version"] == newest_version(workspace / KB / PASSAGES)
         and (workspace / MODEL).is_dir()
-        and report["stamp"] == stamp(sources, workspace)
+        and report["stamp"] == stamp(sources, (workspace,))
     )
     return report if same else None
 

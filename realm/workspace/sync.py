@@ -63,7 +63,7 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
         raise InputError("no source is given: name at least one file or folder")
     left_out = ReadingReport()
     report = None if strict else left_out
-    found = read_documents(sources, config.max_document_chars, report, folder, config.reads_headings)
+    found = read_documents(sources, config.max_document_chars, report, (folder,), config.reads_headings)
     documents = list(progress(found, total=None, description="read", unit="document"))
     if not documents:
         raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")

@@ -100,7 +100,7 @@ class Watcher:
             if source.startswith("package:"):
                 raise InputError(f"{source} does not change: name files and folders")
             try:
-                files_of(source, folder)
+                files_of(source, (folder,))
             except InputError as error:
                 if sources:
                     raise
@@ -154,7 +154,7 @@ class Watcher:
         found = []
         for source in self.sources:
             try:
-                listed = files_of(source, self.folder)
+                listed = files_of(source, (self.folder,))
                 self._lost.discard(source)
             except InputError as error:
                 if source not in self._lost:
@@ -209,7 +209,7 @@ class Watcher:
         config = self._knowledge.current.kb.config
         limit, headings = config.max_document_chars, config.reads_headings
         try:
-            yield from read_documents([path], limit, report, self.folder, headings, taken)
+            yield from read_documents([path], limit, report, (self.folder,), headings, taken)
         except InputError:  # the file has no document; the report has the reason
             return
 

@@ -226,7 +226,7 @@ def readers_in(folder: Path) -> list[int]:
 
 def test_worker_refuses_files_that_it_does_not_see(sources, tmp_path) -> None:
     path = Path("corpus/page.html")
-    state, source = state_of(path), files_of("corpus/page.html", None)[0]
+    state, source = state_of(path), files_of("corpus/page.html")[0]
     (found,) = prepare_reading(tmp_path, Limits())(Block([(source, state)]))
     assert [type(one) for one in found.records] == [Record]
     for folder, seen in ((tmp_path, State(1, 1)), (tmp_path / "gone", state)):
