@@ -225,6 +225,18 @@ def test_merged_files_are_listed_and_deleted_by_their_paths(
     assert cli.main(["kb", "delete", a, "--kb", kb]) == 2
 
 
+@pytest.mark.parametrize("command", ["kb build --tagger rules", "fit --minutes 0 --set tagger=rules"])
+def test_without_any_text_the_reasons_are_printed(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "blank.jsonl").write_text('{"title": "A", "text": " "}\n{"title": "B"\n')
+    arguments = [*command.split(), str(tmp_path / "blank.jsonl"), "--out", str(tmp_path / "out")]
+    assert cli.main(arguments) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert f"left out: 1 not JSON: {tmp_path}/blank.jsonl:2" in lines
+    assert lines[-1].startswith("realm: there is no text in")
+
+
 def test_a_knowledge_base_inside_its_own_source_is_not_read(
     tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

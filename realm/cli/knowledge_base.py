@@ -179,7 +179,7 @@ def _build(args: argparse.Namespace) -> None:
     from realm.documents.reading import ReadingReport, read_documents
     from realm.documents.remote import public_address
     from realm.local_processes import default_processes
-    from realm.store.ingest import PARSED, check_target, unfinished_folder
+    from realm.store.ingest import PARSED, NoText, check_target, unfinished_folder
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer
@@ -218,7 +218,12 @@ def _build(args: argparse.Namespace) -> None:
         )  # fmt: skip
         tokenizer = Tokenizer.train((f"{d.title} {d.text}" for d in again), args.vocab_size)
     tagger = load_tagger(config.tagger, processes, engine)
-    result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace)
+    try:
+        result = build(args.out, documents, config, tokenizer, tagger, replace=args.replace)
+    except NoText:
+        for line in (reading or ReadingReport()).lines():
+            _log.warning("%s", line)
+        raise
     report(args, {**result._asdict(), **_report_sources(args.out, reading, result.merged)})
     say_where(args, "the knowledge base is", args.out)
 

@@ -77,6 +77,10 @@ class DocumentsChanged(ConflictError):
     """An interrupted build cannot continue, because the documents that were already read have changed."""
 
 
+class NoText(InputError):
+    """The documents of a build contain no text."""
+
+
 class BuildResult(NamedTuple):
     """Result of a build; work before an interruption is included."""
 
@@ -122,8 +126,8 @@ def build(
     new knowledge base is complete.
 
     Raises:
-        InputError: the target exists and `replace` is not set; two documents have the same id and different texts; or the
-            documents contain no text.
+        InputError: the target exists and `replace` is not set, or two documents have the same id and different texts.
+        NoText: the documents contain no text.
         DocumentsChanged: documents that an interrupted build had already read have changed.
     """
     target = Path(folder)
@@ -153,7 +157,7 @@ def build(
     if len(rows):
         table = _commit(work, table, rows, tokenizer, settings, read)
     if table is None:
-        raise InputError(
+        raise NoText(
             f"there is no text in {', '.join(config.sources) or 'the documents'}: {target} was not built"
         )
     if len(table.get_fragments()) > 1:

@@ -16,7 +16,7 @@ from realm.files import write_json
 from realm.folders import remove
 from realm.model.folder import Model
 from realm.progress import progress
-from realm.store.ingest import TABLE, DocumentsChanged, build, unfinished_folder
+from realm.store.ingest import TABLE, DocumentsChanged, NoText, build, unfinished_folder
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import newest_version
@@ -98,6 +98,10 @@ class Sync:
         total = len(read.documents)
         try:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
+        except NoText:
+            for line in read.left_out.lines():
+                _log.warning("%s", line)
+            raise
         except DocumentsChanged:
             _log.info("the documents have changed since the interruption: the build starts over")
             remove(unfinished_folder(self.kb_folder))
