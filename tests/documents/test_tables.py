@@ -5,6 +5,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+import xlsxwriter
 
 from realm.documents.formats.records import Limits
 from realm.documents.reading import ReadingReport, read_documents
@@ -85,13 +86,25 @@ def test_a_long_table_without_a_title_and_a_text_is_one_line(tmp_path: Path) -> 
         list(read_documents([str(tmp_path / "x.csv")], max_document_chars=100))
 
 
-def test_names_of_columns_may_have_capitals_and_one_of_two_is_a_mistake(tmp_path: Path) -> None:
+def test_names_of_columns_may_have_capitals(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("ID;Title;TEXT;Year\n7;A;One.;2020\n")
     (found,) = read_documents([str(tmp_path / "x.csv")])
     assert (found.id, found.title, found.text, found.fields["Year"]) == ("7", "A", "One.", 2020)
-    (tmp_path / "x.tsv").write_text("id\ttext\tname\n1\tA text.\tA\n")
-    with pytest.raises(InputError, match=r"x\.tsv: the first line has no column title"):
-        list(read_documents([str(tmp_path / "x.tsv")]))
+
+
+@pytest.mark.parametrize("names", ["Title,Author,Year", "Author,Text,Year"])
+def test_a_table_with_only_one_of_title_and_text_is_read_as_the_same_workbook(
+    names: str, tmp_path: Path
+) -> None:
+    rows = [names.split(","), ["Emma", "Austen", "1815"]]
+    (tmp_path / "books.csv").write_text("\n".join(map(",".join, rows)))
+    with xlsxwriter.Workbook(tmp_path / "books.xlsx") as book:
+        sheet = book.add_worksheet()
+        for number, row in enumerate(rows):
+            sheet.write_row(number, 0, row)
+    texts = [one.text for one in read_documents([str(tmp_path)])]
+    first, second, _ = rows[0]
+    assert texts == [f"{first}: Emma; {second}: Austen; Year: 1815."] * 2
 
 
 @pytest.mark.parametrize("rows", ["", ",\n", "a\n"])

@@ -65,8 +65,8 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
     columns, the separator with which it has most columns. The beginning of the file shows the encoding.
 
     Raises:
-        Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line, no row, or only one of the
-            columns "title" and "text", or is one record that is too long.
+        Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line or no row, or is one record that
+            is too long.
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -88,12 +88,8 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
             separator = max(separators, key=lambda one: (has_parts(columns_of[one]), len(columns_of[one])))
             names = columns_of[separator]
             per_row = has_parts(names)
-            if not per_row and (_PARTS & present_names(names).keys()):
-                raise Unreadable(
-                    path, Reason.FIELDS, f"{path}: the first line has no column {_missing(names)}"
-                )
-            columns = [" ".join(name.split()) for name in names]
-            used = headings[separator][0]
+            used, cells = headings[separator]
+            columns = [" ".join(cell.split()) for cell in cells]
             if not per_row and looks_like_a_row(columns):
                 used, columns = 0, [""] * len(names)
             lines, before = chain(held[used:], lines), number - 1 + used
