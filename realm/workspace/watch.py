@@ -215,17 +215,21 @@ class Watcher:
 
     def _incomplete(self, ids: set[str]) -> list[Document]:
         """Those of the documents with these ids, read again from their files, that share passages with other documents: these
-        passages could be deleted with the other documents. A file that has changed is left out, because its change is applied
-        later."""
+        passages could be deleted with the other documents. A file that has changed or is missing is read when a later look
+        finds it."""
         needed = self._knowledge.current.kb.incomplete(ids)
         files = self._watched["files"]
         taken = {id for file in files.values() for id in file["documents"]}
         found = []
         for path, file in files.items():
             own = set(file["documents"])
-            if not needed.isdisjoint(own) and _version(Path(path)) == file["version"]:
+            if needed.isdisjoint(own):
+                continue
+            if _version(Path(path)) == file["version"]:
                 read = self._read(path, taken - own, ReadingReport())
                 found += [one for one in read if one.id in needed]
+            else:
+                file["version"] = []
         return found
 
     def _delete_unclaimed(self) -> None:

@@ -163,32 +163,44 @@ def test_a_document_that_another_process_deleted_does_not_block_other_changes(
     assert watched(towns) == {"Exton": text("Exton", 5)}
 
 
+@pytest.mark.parametrize("moment", ["is there", "is away"])
 def test_passages_that_files_share_stay_until_the_last_of_these_files_is_gone(
-    towns: Path, docs: Path
+    towns: Path, docs: Path, moment: str, tmp_path: Path
 ) -> None:
+    more, away = tmp_path / "more", tmp_path / "away"
+    more.mkdir()
     sentences = [f"Inn {number} is in the market town and in the capital." for number in range(12)]
 
-    def write(name: str, *more: str) -> None:
-        (docs / name).write_text("\n\n".join(["Shared title", " ".join(sentences), *more]))
+    def write(file: Path, *rest: str) -> None:
+        file.write_text("\n\n".join(["Shared title", " ".join(sentences), *rest]))
 
     def found() -> str:
         return " ".join(p.text for p in KnowledgeBase.open(towns / "kb") if p.title == "Shared title")
 
-    write("b.txt")
+    write(docs / "b.txt")
     looks(Watcher(towns, [str(docs)]))
-    write("a.txt", "Exton is another town.")
-    watcher = Watcher(towns, [str(docs)])
+    write(more / "a.txt", "Exton is another town.")
+    watcher = Watcher(towns, [str(docs), str(more)])
     looks(watcher)
-    assert len(KnowledgeBase.open(towns / "kb").incomplete([(docs / "a.txt").as_posix()])) == 1
+    assert len(KnowledgeBase.open(towns / "kb").incomplete([(more / "a.txt").as_posix()])) == 1
+    if moment == "is away":
+        more.rename(away)
     (docs / "b.txt").write_text("Shared title\n\nThe market is closed.")  # only b.txt changes
     looks(watcher, 100)
+    if moment == "is away":
+        away.rename(more)
+        looks(watcher, 200)
     assert all(sentence in found() for sentence in [*sentences, "Exton is another town."])
-    (docs / "a.txt").unlink()
-    write("c.txt", "Exton is a hamlet.")  # a renamed file
-    looks(watcher, 200)
-    assert all(sentence in found() for sentence in [*sentences, "Exton is a hamlet."])
-    (docs / "c.txt").unlink()
+    (more / "a.txt").unlink()
+    write(more / "c.txt", "Exton is a hamlet.")  # a renamed file
     looks(watcher, 300)
+    assert all(sentence in found() for sentence in [*sentences, "Exton is a hamlet."])
+    write(docs / "d.txt")
+    looks(watcher, 400)
+    (more / "c.txt").unlink()
+    (more / "e.txt").write_text("One.")
+    (docs / "d.txt").unlink()
+    looks(watcher, 500)
     assert found() == "The market is closed."
 
 
