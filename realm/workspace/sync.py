@@ -108,7 +108,7 @@ class Sync:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
         self._keep(read)
         _log.info(
-            "%s: %s documents, %s passages", self.kb_folder, f"{result.documents:,}", f"{result.passages:,}"
+            "%s: documents: %s, passages: %s", self.kb_folder, f"{result.documents:,}", f"{result.passages:,}"
         )
         return Changes(result.documents, 0, 0, result.passages)
 
