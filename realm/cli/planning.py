@@ -60,12 +60,12 @@ def _plan(args: argparse.Namespace) -> None:
 
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
     """The plan as lines for a terminal."""
+    from realm.progress import counted
     from realm.stages.tables import aligned
 
     hardware, corpus = plan["hardware"], plan["corpus"]
-    devices = f"{hardware['devices']} device{'s' * (hardware['devices'] != 1)}"
     yield (
-        f"{devices} of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
+        f"{counted(hardware['devices'], 'device')} of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
         f"{hardware['memory_gb_per_s']:.4g} GB/s each; {corpus['passages']:,} passages"
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"

@@ -123,6 +123,7 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _fit(args: argparse.Namespace) -> None:
+    from realm.progress import counted
     from realm.workspace.report import lines, up_to_date
     from realm.workspace.settings import FitConfig
 
@@ -130,8 +131,8 @@ def _fit(args: argparse.Namespace) -> None:
     folder = Path(args.out)
     found = up_to_date(folder, args.sources, config, args.drop)
     if found is not None:
-        line = f"{folder} is up to date: {found['documents']:,} documents, {found['passages']:,} passages; nothing to do"
-        report(args, found, [line])
+        parts = counted(found["documents"], "document"), counted(found["passages"], "passage")
+        report(args, found, [f"{folder} is up to date: {', '.join(parts)}; nothing to do"])
         return
     from realm.workspace.fit import run
 

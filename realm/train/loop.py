@@ -35,7 +35,7 @@ from realm.errors import DivergedError, RealmError, no_rank
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
 from realm.model.folder import Model
 from realm.model.modes import cache_rows, set_dropout
-from realm.progress import duration, progress, values_that_fit
+from realm.progress import counted, duration, progress, values_that_fit
 from realm.store.knowledge_base import TrainingRecord
 from realm.train.metrics import METRICS, REQUIRED, TENSORBOARD, MetricsLog, StepMeans
 from realm.train.optimizer import Optimizer
@@ -225,7 +225,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
             logs = [self.folder / name for name in (METRICS, TENSORBOARD)]
             self.model.save(self.out, [log for log in logs if log.exists()])
             self._run_folder.remove()
-            took = f"{self.step:,} step{'s' * (self.step != 1)} in {duration(self.seconds())}"
+            took = f"{counted(self.step, 'step')} in {duration(self.seconds())}"
             print(f"{self.stage}: {took}; the model is in {self.out}", file=sys.stderr, flush=True)
         distributed.barrier()
         return self.out

@@ -15,7 +15,7 @@ from realm.errors import ConflictError, InputError
 from realm.files import write_json
 from realm.folders import remove
 from realm.model.folder import Model
-from realm.progress import progress
+from realm.progress import counted, progress
 from realm.store.ingest import TABLE, DocumentsChanged, NoText, build, unfinished_folder
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
@@ -108,7 +108,10 @@ class Sync:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
         self._keep(read)
         _log.info(
-            "%s: documents: %s, passages: %s", self.kb_folder, f"{result.documents:,}", f"{result.passages:,}"
+            "%s: %s, %s",
+            self.kb_folder,
+            counted(result.documents, "document"),
+            counted(result.passages, "passage"),
         )
         return Changes(result.documents, 0, 0, result.passages)
 
