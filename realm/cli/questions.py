@@ -1,6 +1,7 @@
 """`realm questions`: makes questions from a knowledge base, or lets a person review made questions."""
 
 import argparse
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,11 +86,20 @@ def _questions(args: argparse.Namespace) -> None:
 
 def _review(args: argparse.Namespace) -> None:
     from realm.qa.question_files import Question, read_questions
-    from realm.questions.review import Review, review
+    from realm.questions.review import Review, rejected_file, review
     from realm.store.knowledge_base import KnowledgeBase
 
     if args.set or args.config:
         raise InputError("--review makes no questions: leave out --set and --config")
+    out = Path(args.out)
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: with --review, give the path of a file")
+    for file, what in (
+        (out, f"--out {out}"),
+        (rejected_file(out), f"{rejected_file(out)}, for rejected questions,"),
+    ):
+        if os.path.realpath(file) == os.path.realpath(args.review):  # its questions would count as decided
+            raise InputError(f"{what} is also --review: name another file")
     questions, kb = read_questions(args.review), KnowledgeBase.open(args.kb)
     numbers = {passage: number for number, passage in enumerate(kb.ids)}
 
@@ -97,9 +107,6 @@ def _review(args: argparse.Namespace) -> None:
         number = numbers.get(question.passage_id)
         return "" if number is None else kb.passages([number])[0].text
 
-    out = Path(args.out)
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder: with --review, give the path of a file")
     decisions = Review(questions, out)
     review(decisions, _prompted, lambda line: print(for_terminal(line), file=sys.stderr), evidence_of)
     report(args, decisions.as_dict())

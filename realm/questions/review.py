@@ -33,12 +33,17 @@ class _Decision(NamedTuple):
     accepted: bool
 
 
+def rejected_file(out: Path) -> Path:
+    """The file of the rejected questions, beside the file of the accepted questions."""
+    return out.with_name(f"{out.name}.rejected")
+
+
 class Review:
     """The decisions about some questions, and the files that keep these decisions."""
 
     def __init__(self, questions: Sequence[Question], out: Path):
         self._questions, self._out = questions, out
-        self._rejected = out.with_name(f"{out.name}.rejected")
+        self._rejected = rejected_file(out)
         self._decisions = [
             *(_Decision(line, True) for line in _lines(out)),
             *(_Decision(line, False) for line in _lines(self._rejected)),

@@ -107,6 +107,19 @@ def test_another_file_is_not_overwritten(home, tmp_path, capsys, text, message) 
     assert out.read_text() == text
 
 
+@pytest.mark.parametrize(("reviewed", "out"), [("q", "q"), ("q", "./link"), ("q.rejected", "q")])
+def test_the_questions_to_review_are_not_overwritten_or_taken_for_decisions(
+    home, tmp_path, monkeypatch, capsys, reviewed, out
+) -> None:
+    text = (home / "made.jsonl").read_text()
+    (tmp_path / reviewed).write_text(text)
+    (tmp_path / "link").symlink_to("q")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["questions", "--kb", str(home / "kb"), "--review", reviewed, "--out", out]) == 2
+    assert "is also --review: name another file" in capsys.readouterr().err
+    assert (tmp_path / reviewed).read_text() == text
+
+
 def test_every_town_has_a_question_to_review(home) -> None:
     asked = " ".join(question.question for question in read_questions(home / "made.jsonl"))
     assert sum(town.lower() in asked for town in TOWNS) >= len(TOWNS) // 2
