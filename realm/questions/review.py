@@ -7,6 +7,7 @@ Both files are complete after each decision. A review that was stopped continues
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -109,7 +110,7 @@ def review(
             show(f"\n{len(left):,} left. {question.question}")
             show(f"    answer: {' | '.join(question.answers)}")
             if evidence := evidence_of(question):
-                show(f"    {marked(evidence, question.answers)}")
+                show(f"    {marked(evidence, question)}")
             match read("[a/c/r/u/q] ").strip().lower():
                 case "a":
                     decisions.decide(question, True)
@@ -136,15 +137,22 @@ def _corrected(question: Question, read: Callable[[str], str]) -> Question:
     return question._replace(question=text, answers=answers)
 
 
-def marked(text: str, answers: Sequence[str]) -> str:
-    """The text with the first occurrence of an answer in double brackets.
+def marked(text: str, question: Question) -> str:
+    """The text with the answer in double brackets: at the place from which the question was made, which is at the end of its
+    id; if there is no such place, where an answer first stands as whole words.
 
-    >>> marked("Aldora was founded in 1492.", ["1492"])
-    'Aldora was founded in [[1492]].'
+    >>> marked("Kenya's president was Jomo Kenyatta, of Kenya.", Question("p1:40-45", "where?", ("Kenya",)))
+    "Kenya's president was Jomo Kenyatta, of [[Kenya]]."
+    >>> marked("Jomo Kenyatta led Kenya.", Question("1", "where?", ("Kenya",)))
+    'Jomo Kenyatta led [[Kenya]].'
     """
-    for answer in answers:
-        if answer in text:
-            return text.replace(answer, f"[[{answer}]]", 1)
+    made = re.search(r":(\d+)-(\d+)$", question.id)
+    places = [(int(made[1]), int(made[2]))] if made else []
+    for answer in question.answers:
+        places += [match.span() for match in re.finditer(rf"(?<!\w){re.escape(answer)}(?!\w)", text)]
+    for start, end in places:
+        if text[start:end] in question.answers:  # not so if a person corrected the answer of a made question
+            return f"{text[:start]}[[{text[start:end]}]]{text[end:]}"
     return text
 
 

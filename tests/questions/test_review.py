@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from realm import cli
-from realm.qa.question_files import read_questions
+from realm.qa.question_files import Question, read_questions
+from realm.questions.review import marked
 from tests.towns import TOWNS, write_corpus
 
 
@@ -118,6 +119,21 @@ def test_the_questions_to_review_are_not_overwritten_or_taken_for_decisions(
     assert cli.main(["questions", "--kb", str(home / "kb"), "--review", reviewed, "--out", out]) == 2
     assert "is also --review: name another file" in capsys.readouterr().err
     assert (tmp_path / reviewed).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("id", "answers", "shown"),
+    [
+        ("p1:38-43", ["India"], "An Indian sitarist from India went to [[India]]."),  # a made question
+        ("7", ["India"], "An Indian sitarist from [[India]] went to India."),
+        ("p1:38-43", ["Delhi", "India"], "An Indian sitarist from India went to [[India]]."),
+        ("p1:38-43", ["Indian sitarist"], "An [[Indian sitarist]] from India went to India."),  # corrected
+        ("7", ["Ind"], "An Indian sitarist from India went to India."),
+    ],
+)
+def test_a_review_marks_the_place_from_which_the_question_was_made_or_whole_words(id, answers, shown) -> None:
+    text = "An Indian sitarist from India went to India."
+    assert marked(text, Question(id, "where did he go?", tuple(answers))) == shown
 
 
 def test_every_town_has_a_question_to_review(home) -> None:
