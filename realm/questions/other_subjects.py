@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from realm.questions.clauses import clause_at
 from realm.questions.lines import Line
-from realm.questions.names import Known, who_or_what
+from realm.questions.names import PLACES, Known, who_or_what
 from realm.questions.rules import Draft, is_whole
 from realm.questions.topics import Topic
 from realm.questions.words import LINKS, PREPOSITIONS, content_words
@@ -26,6 +26,10 @@ def subject(line: Line, topic: Topic, known: Known) -> Iterator[Draft]:
 
 _ATTRIBUTE = re.compile(
     r"(?:(?P<whose>Its|His|Her|Their)|The) (?P<noun>[\w-]+(?: [\w-]+){0,4}?) (?P<verb>is|was|are|were) (?:the )?(?:city of )?"
+)
+_THINGS = frozenset(
+    "airport bridge building capital coast coastline hill inlet language peak place point port range reservoir settlement"
+    " street summit tributary volcano waterfall".split()
 )
 _SUPERLATIVE = re.compile(r"(?:capital|current|first|last|main|most|official|[a-z]+est)\b")
 
@@ -49,7 +53,8 @@ def attribute(line: Line, topic: Topic, known: Known) -> Iterator[Draft]:
         and not set(noun.split()) & (LINKS - {"and"})
         and not content_words(noun) & content_words(topic.bare)
     ):
-        wh = "who" if wh == "who" else "what"
+        # Taggers take names such as "Mount Dena" and "São Paulo" for people.
+        wh = "who" if wh == "who" and not set(noun.split()) & (PLACES | _THINGS) else "what"
         yield Draft(f"{wh} {match['verb']} the {noun} of {topic.name}", span.start, span.end)
 
 

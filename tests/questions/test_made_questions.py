@@ -177,6 +177,13 @@ def asked(*passages: Passage, **options: Any) -> dict[str, str]:
             "Helsinki",
         ),
         (
+            "Zagros Mountains",
+            "The Zagros Mountains are a range. Their highest point is Mount Dena, at 4,409 metres.",
+            ["Mount Dena PERSON"],
+            "what is the highest point of the zagros mountains?",
+            "Mount Dena",
+        ),
+        (
             "Guernica",
             "Guernica is a work. Pablo Picasso painted Guernica in Paris.",
             ["Pablo Picasso PERSON"],
