@@ -24,7 +24,9 @@ def when(said: Said, span: Span) -> str | None:
         return None
     if clause.verb in BE:
         state = re.match(r"(?:an?|the|one|among)\b", rest) and not _OFFICE.match(rest)
-        if not rest or state:
+        # "it was Leonhard Euler in 1752 who derived" is not about a topic in 1752.
+        cleft = not said.is_passive(rest) and re.match(r",? (?:who|that)\b", said.line.text[span.end :])
+        if not rest or state or cleft:
             return None
         if not clause.own and re.search(r"\d", said.answer(span)):
             clause = clause._replace(verb={"is": "was", "are": "were"}.get(clause.verb, clause.verb))

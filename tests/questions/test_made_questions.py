@@ -243,6 +243,7 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
         ("The Ebro is a river. Spain is large.", ["Spain GPE"]),  # another subject
         ("The Ebro is a river. She rose in Spain.", ["Spain GPE"]),  # another pronoun
         ("The Ebro is a river. It has been dammed since 1900.", ["1900 DATE"]),  # a verb form not understood
+        ("The Ebro is a river. It was John Smith in 1752 who mapped its course.", ["1752 DATE"]),
         ("Nothing here", []),
         ("", []),
     ],
