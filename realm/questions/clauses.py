@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from realm.questions.lines import Line
 from realm.questions.topics import Topic
-from realm.questions.verbs import BE, FORMS, HAVE, MODALS, PARTICIPLES, Form
+from realm.questions.verbs import BE, FORMS, HAVE, INTRANSITIVE, MODALS, PARTICIPLES, Form
 from realm.questions.words import ADVERBS, PREPOSITIONS
 
 
@@ -95,10 +95,15 @@ def _end(text: str, start: int) -> int:
     return end
 
 
+def _is_passive(word: str) -> bool:
+    """Whether the word is a participle before which "was" can be implied."""
+    return word in PARTICIPLES and PARTICIPLES[word] not in INTRANSITIVE
+
+
 def _behind_comma(text: str, at: int, verb: str) -> Clause | None:
     """The clause of a participle after a comma: ", named after", ", located in"."""
     match = re.compile(r", (?P<participle>[a-z]+) (?P<preposition>[a-z]+) ").match(text, at)
-    if not match or match["participle"] not in PARTICIPLES or match["preposition"] not in PREPOSITIONS:
+    if not match or not _is_passive(match["participle"]) or match["preposition"] not in PREPOSITIONS:
         return None
     start = match.start("participle")
     return Clause(verb if verb in BE else "is", start, _end(text, start), own=False)
@@ -118,7 +123,7 @@ def _on_noun(text: str, clause: Clause, topic: Topic) -> Clause | None:
             return clause_at(text, token.end())
         if word in ("who", "which", "that", "where", "whose", ";", ":"):
             return None
-        if plain and token != tokens[1] and word in PARTICIPLES and following.group() in PREPOSITIONS:
+        if plain and token != tokens[1] and _is_passive(word) and following.group() in PREPOSITIONS:
             return Clause(clause.verb, token.start(), _end(text, token.start()), own=False)
         plain = plain and word not in PREPOSITIONS and word not in (",", "and")
     return None

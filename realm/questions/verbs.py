@@ -63,6 +63,12 @@ withdrawn, worship worshipped worshipped, write wrote written
 BE = frozenset({"is", "are", "was", "were"})
 MODALS = frozenset({"can", "could", "may", "might", "must", "should", "would"})
 HAVE = {"has": Form("have", "does"), "have": Form("have", "do"), "had": Form("have", "did")}
+INTRANSITIVE = frozenset(
+    "appear arise arrive ascend become belong come compete consist culminate debut die differ disappear diverge emerge emigrate"
+    " evolve exist fall flourish go happen last lie live migrate occur originate participate remain rise stand stem"
+    " travel".split()
+)
+"""Bases of verbs without a passive: "a sport originated in Greece" does not say that the sport was originated."""
 _NEVER_FINITE = {
     "based": "base",
     "born": "bear",

@@ -244,6 +244,8 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
         ("The Ebro is a river. She rose in Spain.", ["Spain GPE"]),  # another pronoun
         ("The Ebro is a river. It has been dammed since 1900.", ["1900 DATE"]),  # a verb form not understood
         ("The Ebro is a river. It was John Smith in 1752 who mapped its course.", ["1752 DATE"]),
+        ("The Ebro is a wide river originated in Spain.", ["Spain GPE"]),  # not: is originated
+        ("The Ebro, emerged in Spain, is a river.", ["Spain GPE"]),
         ("Nothing here", []),
         ("", []),
     ],
