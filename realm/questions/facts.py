@@ -135,10 +135,15 @@ _ALIAS = re.compile(
     r"(?=[\"”]?(?:[,;.]|$| (?:is|was|and|or|in|by|for|to|from|because)\b))"
 )
 
+_SHARED_NOUN = re.compile(r" the [\w'’-]+ (?:or|and) [A-Z][\w'’-]* \w")
+"""The start of "the Lower or Nizhnyaya Angara", where the noun of the first name follows the second name."""
+
 
 def alias(line: Line, topic: Topic, verb: str) -> Iterator[Draft]:
     """ "T, also known as ANSWER," -> what is T also known as?"""
     match = _ALIAS.search(line.text)
+    if match and _SHARED_NOUN.match(line.text, match.end("how")):
+        return
     if match and not re.search(r"\b(?:which|whose|where|who|that|of)\b", line.text[: match.start()]):
         be = "was" if topic.person else "are" if topic.possessive == "their" else verb if verb in BE else "is"
         yield Draft(f"what {be} {topic.name} {match['how']}", *match.span("alias"))

@@ -170,6 +170,13 @@ def asked(*passages: Passage, **options: Any) -> dict[str, str]:
             "Bombay",
         ),
         (
+            "Confucianism",
+            "Confucianism, also known as Ruism or Ru classicism, is a system of thought.",
+            [],
+            "what is confucianism also known as?",
+            "Ruism",
+        ),
+        (
             "Finland",
             "Finland is a country. Its capital and largest city is Helsinki.",
             ["Helsinki GPE"],
@@ -246,6 +253,7 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
         ("The Ebro is a river. It was John Smith in 1752 who mapped its course.", ["1752 DATE"]),
         ("The Ebro is a wide river originated in Spain.", ["Spain GPE"]),  # not: is originated
         ("The Ebro, emerged in Spain, is a river.", ["Spain GPE"]),
+        ("The Ebro is a river. It was formerly known as the Lower or Nizhnyaya Angara.", []),  # half a name
         ("Nothing here", []),
         ("", []),
     ],
