@@ -93,11 +93,14 @@ def taxon(said: Said) -> Iterator[Draft]:
         yield Draft(f"which {match['rank']} {do} {said.topic.name} belong to", *match.span("taxon"))
 
 
+_AREA = r"km2|km²|sq mi|square (?:kilomet(?:re|er)s|miles)"
+_LENGTH = r"kilomet(?:re|er)s|km|met(?:re|er)s|m|feet|ft|miles|mi"
 _MEASURE = re.compile(
-    r"(?P<measure>(?:(?:total|average|mean|maximum|surface|land|urban|metropolitan) )*(?:population density|population|area"
-    r"|length|height|elevation|depth|diameter|radius|mass|altitude|volume|width|orbital period|atomic number|wingspan))"
-    rf" (?:of |is |was )?{_ROUGHLY}(?P<amount>{_NUMBER}(?: ?(?:km2|km²|sq mi|square (?:kilomet(?:re|er)s|miles)|kilomet"
-    r"(?:re|er)s|km|met(?:re|er)s|m|feet|ft|miles|mi|kg|tonnes|days|years|people|inhabitants)\b)?)(?![\w%]|[.,]\d| ?×)"
+    r"(?P<measure>(?:(?:total|average|mean|maximum|surface|land|urban|metropolitan) )*(?:population density|population"
+    r"|(?P<area>area)|(?P<length>length|height|elevation|depth|diameter|radius|altitude|width|wingspan)|mass|volume"
+    r"|orbital period|atomic number))"
+    rf" (?:of |is |was )?{_ROUGHLY}(?P<amount>{_NUMBER}(?: ?(?P<unit>{_AREA}|{_LENGTH}|kg|tonnes|days|years|people"
+    r"|inhabitants)\b)?)(?![\w%]|[.,–]\d| ?×)"
 )
 
 
@@ -106,6 +109,11 @@ def measures(line: Line, topic: Topic) -> Iterator[Draft]:
     for match in _MEASURE.finditer(line.text):
         if topic.person or re.search(r"\b(?:which|whose|where|who|than|after)\b", line.text[: match.start()]):
             return
+        units = _AREA if match["area"] else _LENGTH if match["length"] else ""
+        if units and not re.fullmatch(
+            units, match["unit"] or ""
+        ):  # "a metropolitan area of 12.9 million people"
+            continue
         following = re.match(r" ([a-z]+)", line.text[match.end() :])
         if not following or following[1] in AFTER_ANSWER:
             yield Draft(f"what is the {match['measure']} of {topic.name}", *match.span("amount"))

@@ -254,6 +254,8 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
         ("The Ebro is a wide river originated in Spain.", ["Spain GPE"]),  # not: is originated
         ("The Ebro, emerged in Spain, is a river.", ["Spain GPE"]),
         ("The Ebro is a river. It was formerly known as the Lower or Nizhnyaya Angara.", []),  # half a name
+        ("The Ebro is a river. It is in a metropolitan area of 12.9 million people.", []),  # not an area
+        ("The Ebro is a river. It has a width of 60–85 metres.", []),  # half a range
         ("Nothing here", []),
         ("", []),
     ],
