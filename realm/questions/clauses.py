@@ -50,7 +50,10 @@ def find_clauses(line: Line, topic: Topic, at: int) -> Iterator[Clause]:
         return
     hanging = [_behind_comma(text, subject.end(), clause.verb)]
     if clause.verb in BE:
-        hanging += [_on_noun(text, clause, topic), _behind_comma(text, clause.end, clause.verb)]
+        hanging.append(_on_noun(text, clause, topic))
+        if _next_word(text, clause.start) not in PARTICIPLES:
+            # The topic is not what was spoken in "are thought to descend from Proto-Slavic, spoken during".
+            hanging.append(_behind_comma(text, clause.end, clause.verb))
     yield from filter(None, hanging)
     while clause is not None:
         yield clause

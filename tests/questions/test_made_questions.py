@@ -256,6 +256,10 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
         ("The Ebro is a river. It was formerly known as the Lower or Nizhnyaya Angara.", []),  # half a name
         ("The Ebro is a river. It is in a metropolitan area of 12.9 million people.", []),  # not an area
         ("The Ebro is a river. It has a width of 60–85 metres.", []),  # half a range
+        (
+            "The Ebro is a river. It is known to flow through a plain, settled in 1900.",
+            ["1900 DATE"],
+        ),  # the plain was
         ("Nothing here", []),
         ("", []),
     ],
