@@ -43,6 +43,8 @@ _PLACE = re.compile(
     r"(?:(?:(?:north|south)?-?(?:east|west)?(?:ern)?|central|mainland|continental|modern-day|present-day|modern|ancient"
     r"|upper|lower) )?$"
 )
+_JOINED = re.compile(r"\b(?:in|at|on|to|from|during) .* and ")
+"""A place or time before the answer: "ranked third in Nigeria and fifth in ANSWER" """
 _RANK = re.compile(
     r"the (?:\w+ and )?(?:capital|first|last|only|second|third|fourth|fifth|main|major|most|[\w-]+est\b)"
 )
@@ -65,7 +67,7 @@ def where(said: Said, span: Span) -> str | None:
         return None
     kind = kind if kind in PLACES else ""
     stem = said.before(span)[: match.start()].rstrip(" ,")
-    if not is_simple(stem) or "border" in stem:
+    if not is_simple(stem) or re.search(r"border|\belsewhere\b", stem):
         return None
     if said.clause.verb in BE and not said.is_passive(stem):
         return _where_is(said, stem, preposition, kind)
@@ -81,6 +83,8 @@ def where(said: Said, span: Span) -> str | None:
     rest = f"{stem} {said.after(span)}" if stem else ""
     if first in ("born", "located", "situated", "based", "found"):
         rest = first
+    elif _JOINED.search(stem):
+        return None
     wh = "where"
     if kind and said.generator.random() < 0.5:
         wh = f"{'on' if preposition == 'on' else 'in'} which {kind}"

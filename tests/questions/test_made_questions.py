@@ -260,6 +260,8 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
             "The Ebro is a river. It is known to flow through a plain, settled in 1900.",
             ["1900 DATE"],
         ),  # the plain was
+        ("The Ebro is a river. It flows in Aragon and to a lesser extent elsewhere in Spain.", ["Spain GPE"]),
+        ("The Ebro is a river. It flows in Aragon and then in Spain.", ["Spain GPE"]),
         ("Nothing here", []),
         ("", []),
     ],
