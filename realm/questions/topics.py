@@ -44,6 +44,17 @@ TRADE = re.compile(
 NO_TRADE = frozenset(
     "member founder leader ruler emperor river father mother daughter sister brother order number owner".split()
 )
+_PERSON = re.compile(
+    r"(?:abbot|apostle|ascetic|attorney|ballerina|baritone|bishop|cacique|caliph|chief|child|cleric|client|consort|daughter"
+    r"|deacon|deity|deitie|descendant|detective|disciple|entrepreneur|figure|friar|general|girl|god|goddesse|gymnast|head|hero"
+    r"|host|intellectual|khan|king|knight|lord|magistrate|magnate|marshal|martyr|merchant|monarch|nun|official|oligarch"
+    r"|patriarch|personality|pharaoh|physicist|pirate|polymath|pope|prelate|president|priest|prince|prodigy|prophet"
+    r"|psychoanalyst|quarterback|queen|revolutionary|rishi|samurai|shah|son|soprano|sovereign|sultan|superhero|tsar|wife"
+    r"|first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth|last|best|active|famous|jazz|legendary"
+    r"|middle-distance|political|regarded|religious|renowned|spiritual|track|well-known)s?"
+)
+"""Kinds of people that `TRADE` does not have, and words that end the phrase in "is the third of", "is best known for", "is a
+jazz and swing singer"."""
 MAKING = {
     kind: verb
     for verb, kinds in {
@@ -79,8 +90,11 @@ def topic_of(passages: Sequence[Passage]) -> Topic:
     person = pronoun in ("he", "she") and counts[pronoun] > 0 and not plural and kind not in MAKING
     # An article about "the Great Purge" has many pronouns of people.
     person = person and not (exact and exact[1])
+    tagged = any(span.label == "PERSON" and span.start < 9 for span in first.spans)
+    # An article about a genus has the pronouns of its discoverer.
+    person = person and (not kind or tagged or bool(TRADE.fullmatch(kind) or _PERSON.fullmatch(kind)))
     if not any(counts.values()) and TRADE.fullmatch(kind):
-        person, pronoun = any(span.label == "PERSON" and span.start < 9 for span in first.spans), "he"
+        person, pronoun = tagged, "he"
     if not person:
         pronoun = "they" if plural else "it"
 

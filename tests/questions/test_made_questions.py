@@ -270,6 +270,23 @@ def test_what_is_not_understood_makes_no_question(text: str, names: list[str]) -
     assert not asked(passage("Ebro", text, *names), COUNTRY)
 
 
+def test_a_genus_is_not_the_person_who_described_it() -> None:
+    text = (
+        "Tagetes is a genus of plants. In 1754 he described the genus in his Genera Plantarum, and was proud."
+    )
+    assert not asked(passage("Tagetes", text, "1754 DATE"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["an Egyptian queen", "a god", "the third of the kings", "a rare medievalist", "a jazz and swing singer"],
+)
+def test_a_person_has_the_kind_of_a_person_or_the_tag_of_one(kind: str) -> None:
+    died = passage("Nefret", f"Nefret was {kind}. She died in 1300.", "1300 DATE")
+    tagged = passage("Nefret", "Nefret was a recluse. She died in 1300.", "Nefret PERSON", "1300 DATE")
+    assert list(asked(died).values()) == list(asked(tagged).values()) == ["1300"]
+
+
 def test_later_passages_of_a_document_are_about_its_first_sentence() -> None:
     first = passage("Ada Lovelace", "Ada Lovelace was a mathematician. She wrote.", document_id="d1")
     second = passage("Ada Lovelace", "She died in London.", "London GPE", document_id="d1")
