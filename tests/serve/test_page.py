@@ -100,9 +100,13 @@ def test_the_address_holds_the_question_and_back_goes_to_the_one_before(visit, b
     page.reload()
     expect(page.locator(".asked")).to_have_text("Arden wool & more?")
     other = browser.new_page()
-    other.goto(first)
+    other.goto(f"{visit.url}/#fill")
+    other.wait_for_selector(".words")
+    other.evaluate("address => { location.hash = address }", first.split("#")[1].replace("&read=5", ""))
     expect(other.locator(".asked")).to_have_text(QUESTION, timeout=PATIENCE)
-    assert other.get_by_label("BM25").is_checked()
+    assert other.get_by_label("BM25").is_checked() and other.url == first
+    other.go_back()  # opening a shared address is one entry of the history
+    other.wait_for_selector(".words")
     other.close()
 
 

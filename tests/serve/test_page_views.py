@@ -71,6 +71,30 @@ def test_a_document_that_is_added_changes_the_watched_answer_and_one_deleted_is_
     assert "Zanzibar" not in {p["title"] for p in Client(site.url).retrieve("Zanzibar cloves", "bm25")}
 
 
+def test_back_leaves_a_search_that_was_made_when_its_view_was_opened(visit, site) -> None:
+    page = visit.open("fill")
+    page.evaluate("location.hash = '#knowledge?search=wool'")  # without a method, as a person may write it
+    page.wait_for_selector(".found .card")
+    searched = page.url
+    assert searched.endswith("#knowledge?search=wool&method=hybrid")
+    page.get_by_role("link", name="Ask").click()
+    page.wait_for_selector(".welcome")
+    page.get_by_role("link", name="Knowledge").click()  # repeats the last search
+    page.wait_for_selector(".found .card")
+    assert page.url == searched
+    page.get_by_label("BM25").check()
+    expect(page).to_have_url(searched.replace("hybrid", "bm25"))
+    for there, seen in ((searched, ".found .card"), (f"{site.url}/#ask", ".welcome")):
+        page.go_back()
+        page.wait_for_selector(seen)
+        assert page.url == there
+    page.go_back()
+    page.wait_for_selector(".found .card")
+    page.go_back()
+    page.wait_for_selector(".words")
+    assert page.url == f"{site.url}/#fill"
+
+
 def test_a_passage_has_a_page_with_its_neighbours(visit, site) -> None:
     (first,) = Client(site.url).retrieve("Arden lies on the river", "bm25", 1)
     page = visit.open(f"passage/{first['id']}")

@@ -51,8 +51,10 @@ export function askView(main, health, path, values) {
   );
   main.append(form, out);
   input.focus({ preventScroll: true });
-  if (shared !== null && current() !== last.asked) submit();
-  else if (last.out) history.replaceState(null, "", last.asked);
+  if (shared !== null && current() !== last.asked) {
+    history.replaceState(null, "", current()); // opening an address adds no entry to the history
+    submit();
+  } else if (last.out) history.replaceState(null, "", last.asked);
   else welcome();
 
   function again() {

@@ -38,7 +38,7 @@ export async function knowledgeView(main, health, path, values) {
   main.append(el("div", { class: "split" }, el("div", {}, form, found), side));
   drawWatched();
   await drawVersions();
-  if (last.search) await search();
+  if (last.search) await refresh();
   else found.append(el("p", { class: "hint" }, `${health.passages.toLocaleString("en")} passages of ${health.documents.toLocaleString("en")} documents.`));
 
   function writing() {
@@ -91,7 +91,17 @@ export async function knowledgeView(main, health, path, values) {
 
   async function changed(what) {
     dispatchEvent(new Event("realm:changed"));
-    await Promise.all([drawVersions(), last.search ? search() : null, last.watched ? again(what) : null]);
+    await Promise.all([drawVersions(), last.search ? refresh() : null, last.watched ? again(what) : null]);
+  }
+
+  function current() {
+    return address("knowledge", { search: input.value, method: form.elements.rank.value, where: filter.value() });
+  }
+
+  // Searches without a new entry in the history, because a new entry would keep Back in this view.
+  async function refresh() {
+    history.replaceState(null, "", current());
+    await search();
   }
 
   async function search(event) {
@@ -99,7 +109,7 @@ export async function knowledgeView(main, health, path, values) {
     if (!searched.check()) return;
     const signal = next();
     Object.assign(last, { search: input.value, method: form.elements.rank.value, where: filter.value() });
-    remember(address("knowledge", { search: last.search, method: last.method, where: last.where }));
+    remember(current());
     waiting(form, true);
     try {
       const hits = await put("v1/retrieve", { question: last.search, method: last.method, top_k: 10, where: last.where || null }, signal);
