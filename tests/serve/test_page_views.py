@@ -120,6 +120,33 @@ def test_what_comes_late_does_not_appear_in_another_view(visit, site) -> None:
     assert page.locator(".words").count() == 1 and page.locator(".passage").count() == 0
 
 
+@pytest.mark.parametrize("late", ["versions", "documents"])
+def test_a_late_response_of_the_knowledge_view_leaves_the_address_of_another_view(visit, site, late) -> None:
+    page, held = visit.open("knowledge?search=wool&method=bm25"), []
+    page.wait_for_selector(".found .card")
+    page.route(f"**/v1/{late}", lambda route: held.append(route))
+    if late == "versions":
+        page.evaluate("location.hash = '#knowledge?search=salt&method=bm25'")
+    else:
+        page.get_by_label("Title", exact=True).fill("Arden")
+        page.get_by_label("Text").fill("Arden")
+        page.get_by_role("button", name="Add", exact=True).click()
+    while not held:
+        page.wait_for_timeout(10)
+    page.evaluate("location.hash = '#fill'")
+    page.wait_for_selector(".predictions")
+    searches: list[str] = []
+    page.on("request", lambda request: searches.append(request.url) if "retrieve" in request.url else None)
+    with page.expect_response("**/v1/versions") as response:
+        if late == "versions":
+            held[0].continue_()
+        else:  # as if the document had been added; the view then reads the versions again
+            held[0].fulfill(json={"ids": ["Arden"], "added": 1, "passages_added": 1})
+    response.value.finished()
+    page.wait_for_timeout(100)
+    assert page.url == f"{site.url}/#fill" and searches == []
+
+
 @pytest.fixture
 def trainer(runs) -> Iterator[Any]:
     """The lock that a run holds while it trains."""

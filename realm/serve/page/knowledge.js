@@ -100,6 +100,7 @@ export async function knowledgeView(main, health, path, values) {
 
   // Searches without a new entry in the history, because a new entry would keep Back in this view.
   async function refresh() {
+    if (!main.isConnected) return; // another view has been opened meanwhile, and has its own address
     history.replaceState(null, "", current());
     await search();
   }
