@@ -147,3 +147,39 @@ def test_a_private_server_asks_for_the_token_once(browser, tiny_kb, qa_model) ->
         page.reload()
         page.wait_for_selector(".results:not([aria-busy]) .answer")
     page.close()
+
+
+def test_a_wrong_token_for_writing_leaves_the_token_for_reading_in_use(browser, tiny_kb, qa_model) -> None:
+    page = browser.new_page()
+    with running(tiny_kb.folder, qa_model, read_token="the readers' own token") as server:
+        page.goto(f"{server.url}/#knowledge")
+        page.get_by_label("Token").fill("the readers' own token")
+        page.keyboard.press("Enter")
+        page.get_by_label("Title", exact=True).fill("Arden")
+        page.get_by_label("Text").fill("Arden")
+        page.get_by_label("Token").fill("mistyped")
+        page.get_by_role("button", name="Add", exact=True).click()
+        expect(page.locator(".said .problem")).to_contain_text("needs the server's token")
+        page.get_by_role("link", name="Ask").click()
+        page.get_by_label("Question").fill("Arden")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".results:not([aria-busy]) .answer")
+    page.close()
+
+
+@pytest.mark.parametrize("view", ["Fill", "Knowledge"])
+def test_a_private_server_asks_again_for_a_token_that_it_no_longer_accepts(
+    browser, tiny_kb, qa_model, view
+) -> None:
+    page = browser.new_page()
+    with running(tiny_kb.folder, qa_model, token=None, read_token="the readers' own token") as server:
+        page.goto(server.url)
+        page.get_by_label("Token").fill("the readers' own token")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(".welcome")
+        page.evaluate("sessionStorage.setItem('realm-token', 'the token before')")
+        page.get_by_role("link", name=view).click()
+        page.get_by_label("Token").fill("the readers' own token")
+        page.keyboard.press("Enter")
+        page.wait_for_selector({"Fill": ".predictions", "Knowledge": ".versions .used"}[view])
+    page.close()

@@ -1,6 +1,6 @@
 // The view "Knowledge": passages can be searched, documents added and deleted, and the answer to a question watched.
 
-import { TOKEN, address, age, ask, asking, busy, choice, el, field, fieldList, get, marked, newest, percent, post, problem, question as put, remember, waiting } from "./dom.js";
+import { TOKEN, address, age, ask, asking, busy, choice, el, field, fieldList, get, marked, newest, percent, problem, question as put, remember, waiting } from "./dom.js";
 import { filtering } from "./filter.js";
 
 const last = { search: "", method: "hybrid", where: "", watched: "", answers: [] };
@@ -24,7 +24,7 @@ export async function knowledgeView(main, health, path, values) {
     el("div", { class: "line big" }, searched.place, el("button", { type: "submit" }, "Search")),
     el("div", { class: "line options" }, choice("Rank by", "rank", RANKINGS, last.method, () => input.value.trim() && search()), filter.place),
   );
-  const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "", onchange: () => sessionStorage.setItem(TOKEN, token.value) });
+  const token = el("input", { type: "password", autocomplete: "off", value: sessionStorage.getItem(TOKEN) ?? "" });
   const said = el("div", { role: "status", class: "said" });
   const watched = el("ol", { class: "watched" });
   const question = el("input", { type: "text", autocomplete: "off", value: last.watched, placeholder: "Question to ask again after each change" });
@@ -56,7 +56,7 @@ export async function knowledgeView(main, health, path, values) {
       try {
         const document = { title: title.value, text: text.value };
         if (id.value.trim()) document.id = id.value;
-        const done = await post("v1/documents", { documents: [document] }, token.value);
+        const done = await write("POST", "v1/documents", { documents: [document] });
         const what = done.added ? "Added" : done.replaced ? "Replaced" : "Unchanged";
         said.replaceChildren(el("p", { class: "done" }, `${what}: ${done.ids[0]}, ${done.passages_added} new passage${done.passages_added === 1 ? "" : "s"}. The document can be found now.`));
         if (!done.unchanged) form.reset();
@@ -70,6 +70,13 @@ export async function knowledgeView(main, health, path, values) {
     }
   }
 
+  // The tab keeps the token only after the server has accepted it, because a private server needs the token of the tab for reading.
+  async function write(method, path, body) {
+    const done = await ask(method, path, body, token.value);
+    if (token.value) sessionStorage.setItem(TOKEN, token.value);
+    return done;
+  }
+
   async function remove(id, button) {
     if (button.dataset.sure !== "yes") { // a second press of the button replaces a dialog
       button.dataset.sure = "yes";
@@ -80,7 +87,7 @@ export async function knowledgeView(main, health, path, values) {
       return;
     }
     try {
-      await ask("DELETE", `v1/documents/${encodeURIComponent(id)}`, undefined, token.value);
+      await write("DELETE", `v1/documents/${encodeURIComponent(id)}`);
       said.replaceChildren(el("p", { class: "done" }, `Deleted: ${id}.`));
       await changed(`deleted ${id}`);
     } catch (error) {

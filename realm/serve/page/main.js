@@ -12,7 +12,7 @@ const links = [...document.querySelectorAll("nav a")];
 let leave = null;
 let turn = 0;
 
-export const server = { health: null, admitted: false };
+export const server = { health: null };
 
 async function show() {
   const [path, query] = location.hash.slice(1).split("?", 2);
@@ -45,15 +45,13 @@ async function show() {
   }
 }
 
-// Whether this tab has a token that the private server accepts.
+// Whether this tab has a token that the private server accepts. Each view asks the server, whose token may have changed.
 async function admitted() {
-  if (!server.admitted && sessionStorage.getItem(TOKEN)) {
-    server.admitted = await get("v1/versions").then(() => true, (error) => {
-      if (error.status !== 401) throw error;
-      return false;
-    });
-  }
-  return server.admitted;
+  if (!sessionStorage.getItem(TOKEN)) return false;
+  return get("v1/versions").then(() => true, (error) => {
+    if (error.status !== 401) throw error;
+    return false;
+  });
 }
 
 function askForToken(place) {
