@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from realm.serve.client import Client
 from tests.serve.asking import QUESTION
-from tests.serve.conftest import TOKEN, Served, running
+from tests.serve.conftest import CONFIG, TOKEN, Served, running
 from tests.serve.visiting import PATIENCE, browser, expect, runs, serious_findings, site, visit
 
 __all__ = ["browser", "runs", "site", "visit"]
@@ -354,6 +355,23 @@ def test_the_answer_before_is_readable_while_the_next_is_awaited(visit) -> None:
         route.continue_()
     page.wait_for_selector(".results:not([aria-busy]) .answer")
     assert len(awaited) == 3
+
+
+def test_as_many_passages_are_read_as_the_server_is_set_to_unless_the_address_has_its_own_number(
+    browser, tiny_kb, qa_model
+) -> None:
+    page = browser.new_page()
+    with running(tiny_kb.folder, qa_model, replace(CONFIG, read=2), token=None) as server:
+        page.goto(f"{server.url}/#ask?question=Arden")
+        expect(page.locator(".card")).to_have_count(2)
+        assert page.get_by_label("Read").locator("option").all_inner_texts() == ["2", "3", "5", "10", "20"]
+        page.goto(f"{server.url}/#ask?question=Arden&read=4")
+        expect(page.locator(".card")).to_have_count(4)
+        expect(page.get_by_label("Read")).to_have_value("4")
+        page.goto(f"{server.url}/#ask?question=Arden+wool&read=many")
+        expect(page.locator(".asked")).to_have_text("Arden wool")
+        expect(page.get_by_label("Read")).to_have_value("4")
+    page.close()
 
 
 def test_a_server_that_is_gone_is_a_message_on_the_page(browser, tiny_kb, qa_model) -> None:

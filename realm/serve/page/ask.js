@@ -8,7 +8,7 @@ import { explain, LIKELY, sureness } from "./words.js";
 const METHODS = [["dense", "Dense"], ["bm25", "BM25"], ["hybrid", "Hybrid"]];
 const SAYS = { dense: "by vectors", bm25: "by words", hybrid: "by both" };
 const READS = [3, 5, 10, 20];
-const last = { question: "", method: null, read: 5, where: "", out: null, asked: "" };
+const last = { question: "", method: null, read: null, where: "", out: null, asked: "" };
 const next = newest();
 
 export function askView(main, health, path, values) {
@@ -20,7 +20,9 @@ export function askView(main, health, path, values) {
     return;
   }
   const most = health.limits.question_characters;
+  const mostRead = health.limits.most_read;
   last.method ??= health.method;
+  last.read ??= health.limits.read;
   const shared = values.get("question");
   if (shared !== null) {
     const method = values.get("method");
@@ -28,7 +30,7 @@ export function askView(main, health, path, values) {
     last.question = shared;
     last.where = values.get("where") ?? "";
     if (method === "compare" || METHODS.some(([m]) => m === method)) last.method = method;
-    if (READS.includes(read)) last.read = read;
+    if (Number.isInteger(read) && 1 <= read && read <= mostRead) last.read = read;
   }
   const input = el("input", {
     type: "text", name: "question", autocomplete: "off", value: last.question,
@@ -38,7 +40,8 @@ export function askView(main, health, path, values) {
   let chosen = false;
   const out = last.out ?? el("section", { class: "results", "aria-live": "polite", "aria-label": "Answers" });
   const methods = choice("Rank by", "method", [...METHODS, ["compare", "Compare"]], last.method, again);
-  const read = el("select", { onchange: again }, READS.filter((n) => n <= health.limits.most_read).map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
+  const reads = [...new Set([...READS, health.limits.read, last.read])].filter((n) => n <= mostRead).sort((a, b) => a - b);
+  const read = el("select", { onchange: again }, reads.map((n) => el("option", { value: n, selected: n === last.read }, String(n))));
   const typed = asking("Question", input, most);
   const corpus = get("v1/corpus");
   const filter = filtering(corpus, last.where);
