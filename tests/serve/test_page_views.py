@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,17 @@ import pytest
 from realm.serve.client import Client
 from tests.conftest import TOWNS
 from tests.serve.asking import QUESTION
-from tests.serve.conftest import TOKEN
-from tests.serve.visiting import Visit, browser, expect, runs, serious_findings, site, visit
+from tests.serve.conftest import TOKEN, running
+from tests.serve.visiting import (
+    Visit,
+    browser,
+    expect,
+    runs,
+    serious_findings,
+    site,
+    visit,
+    write_refreshed_run,
+)
 
 __all__ = ["browser", "runs", "site", "visit"]
 pytestmark = pytest.mark.page
@@ -179,6 +189,38 @@ def test_curves_grow_while_the_run_trains(visit, runs, trainer) -> None:
     assert line.get_attribute("d").count("L") == before + 1
     page.locator(".chart svg").first.hover(position={"x": 60, "y": 50})
     assert "at 0" in page.locator(".chart .reading").first.inner_text()
+
+
+def test_the_first_run_of_an_empty_folder_appears_by_itself(browser, tiny_kb, qa_model, tmp_path) -> None:
+    page = browser.new_page()
+    with running(tiny_kb.folder, qa_model, token=None, runs=tmp_path) as server:
+        page.goto(f"{server.url}/#training")
+        expect(page.locator("main .hint")).to_have_text("There is no training run in this folder yet.")
+        write_refreshed_run(tmp_path / "first")
+        expect(page.locator(".strip")).to_be_visible()
+        expect(page.get_by_label("Run", exact=True)).to_have_value("first")
+        assert page.locator("main .hint").count() == 0
+    page.close()
+
+
+def test_new_runs_and_states_appear_in_the_lists_of_runs_without_a_change_of_selection_or_focus(
+    visit, runs, trainer
+) -> None:
+    page = visit.open("training/table%2Frefreshed")
+    run, other = page.get_by_label("Run", exact=True), page.get_by_label("Compare with")
+    expect(run.locator("option", has_text="pretrain (training)")).to_have_count(1)
+    run.focus()
+    write_refreshed_run(runs / "added")
+    try:
+        fcntl.flock(trainer, fcntl.LOCK_UN)
+        for field in (run, other):
+            expect(field.locator("option", has_text="pretrain (stopped)")).to_have_count(1)
+            expect(field.locator("option", has_text="added")).to_have_count(1)
+        assert run.evaluate("e => e === document.activeElement")
+        assert (run.input_value(), other.input_value()) == ("table/refreshed", "")
+        assert other.locator("option[value='table/refreshed']").count() == 0
+    finally:
+        shutil.rmtree(runs / "added")
 
 
 def test_the_refreshes_of_a_killed_run_in_a_subfolder_are_a_strip_under_the_curves(visit) -> None:

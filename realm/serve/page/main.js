@@ -123,5 +123,5 @@ const linked = new URLSearchParams(location.search).get("q");
 if (linked !== null) history.replaceState(null, "", location.pathname + address("ask", { question: linked }));
 
 await serving();
-await show();
 setInterval(serving, 15000);
+await show(); // the view of an empty folder of training runs waits for the first run

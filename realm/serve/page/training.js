@@ -26,10 +26,16 @@ export async function trainingView(main, health, [wanted], values) {
     main.append(el("p", {}, "No training runs are shown: start the server with ", el("code", {}, "--runs FOLDER"), "."));
     return;
   }
-  const { runs } = await get("v1/runs");
+  let { runs } = await get("v1/runs");
   if (!runs.length) {
-    main.append(el("p", { class: "hint" }, "There is no training run in this folder yet."));
-    return;
+    const hint = el("p", { class: "hint" }, "There is no training run in this folder yet.");
+    main.append(hint);
+    while (!runs.length) {
+      await new Promise((done) => setTimeout(done, EVERY));
+      if (!main.isConnected) return;
+      await list();
+    }
+    hint.remove();
   }
   const known = (name) => runs.find((run) => run.name === name)?.name;
   const first = (last = known(wanted) ?? known(last) ?? runs[0].name);
@@ -49,8 +55,24 @@ export async function trainingView(main, health, [wanted], values) {
     clearTimeout(timer);
   };
 
+  // Reads the list of runs again. If the server cannot be reached, the list stays as it is.
+  async function list() {
+    await get("v1/runs").then((said) => { runs = said.runs; }, () => {});
+  }
+
   function option(chosen) {
-    return (run) => el("option", { value: run.name, selected: run.name === chosen }, run.name + (run.state === "finished" ? "" : ` (${run.state})`));
+    return (run) => el("option", { value: run.name, selected: run.name === chosen }, label(run));
+  }
+
+  // Shows the new runs and states. The options stay where they are, because a person may be choosing one of them.
+  function relabel() {
+    for (const place of [select, other]) {
+      for (const run of runs) {
+        const known = [...place.options].find((one) => one.value === run.name);
+        if (!known && run.name !== first) place.append(option(null)(run));
+        else if (known && known.text !== label(run)) known.textContent = label(run);
+      }
+    }
   }
 
   function go() {
@@ -59,8 +81,9 @@ export async function trainingView(main, health, [wanted], values) {
   }
 
   async function follow() {
-    const changed = await Promise.all(shown.map((run, r) => read(run, states[r])));
+    const [changed] = await Promise.all([Promise.all(shown.map((run, r) => read(run, states[r]))), list()]);
     if (gone) return;
+    relabel();
     if (changed.some(Boolean) || !panels.childElementCount) draw();
     timer = setTimeout(follow, EVERY);
   }
@@ -104,6 +127,10 @@ export async function trainingView(main, health, [wanted], values) {
     }
     cursor.move(at);
   }
+}
+
+function label(run) {
+  return run.name + (run.state === "finished" ? "" : ` (${run.state})`);
 }
 
 function duration(seconds) {
