@@ -17,9 +17,9 @@ from realm.compare.rows import STARTS, TABLE_1, TABLE_2, encoder_of
 from realm.compare.settings import DataConfig, PublishedConfig, ReadingConfig, TableConfig
 from realm.errors import InputError
 from realm.model.folder import load_model
-from realm.qa.question_files import read_questions
+from realm.qa.question_files import digest_of, read_questions
 from realm.store.knowledge_base import KnowledgeBase
-from realm.systems import drqa, system
+from realm.systems import system
 from realm.systems.drqa import examples_of_documents
 from realm.systems.system import ReadingSet
 from tests.compare.conftest import printed, read_lines
@@ -138,9 +138,8 @@ def test_drqa_reads_the_passage_that_a_question_names(table) -> None:
     with pytest.raises(InputError, match="no question names a document with a passage"):
         examples_of_documents(ReadingSet(kb, [unknown]))
     stage = json.loads((folder / "rows" / "drqa" / "system.json").read_text())["stages"][-1]
-    ranking = drqa.Ranking.open(kb, folder / "rows" / "drqa")
-    near = drqa.examples_of(kb, ranking, read_questions(folder / "questions" / "train.jsonl"))
-    assert stage["examples"] == len(near) + len(examples)
+    train, dev = (read_questions(folder / "questions" / f"{part}.jsonl") for part in ("train", "dev"))
+    assert stage["questions"] == digest_of(train, dev, questions)
 
 
 def test_a_repeated_command_makes_nothing_again(home, table) -> None:
