@@ -13,6 +13,9 @@ from realm.text.corpus import Span
 _TIME = re.compile(r"(?:^|(?<= ))(?:in|on|during|around|circa) (?:the |about |around )?$")
 _OFFICE = re.compile(r"the (?:first|last|capital|president|prime|king|queen|leader)\b")
 
+_REPUTE = re.compile(r"(?:\w+ )?(?:credited|famous|known|noted|remembered) (?:for|with)\b")
+"""The start of "best remembered for securing the return of Okinawa in 1972": the time is that of the deed."""
+
 
 def when(said: Said, span: Span) -> str | None:
     """ "T was founded in ANSWER" -> when was T founded?"""
@@ -26,7 +29,7 @@ def when(said: Said, span: Span) -> str | None:
         state = re.match(r"(?:an?|the|one|among)\b", rest) and not _OFFICE.match(rest)
         # "it was Leonhard Euler in 1752 who derived" is not about a topic in 1752.
         cleft = not said.is_passive(rest) and re.match(r",? (?:who|that)\b", said.line.text[span.end :])
-        if not rest or state or cleft:
+        if not rest or state or cleft or _REPUTE.match(rest):
             return None
         if not clause.own and re.search(r"\d", said.answer(span)):
             clause = clause._replace(verb={"is": "was", "are": "were"}.get(clause.verb, clause.verb))

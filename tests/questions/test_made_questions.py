@@ -252,6 +252,7 @@ def test_nationality_or_profession_is_asked_of_about_half_the_people() -> None:
         ("The Ebro is a river. It has been dammed since 1900.", ["1900 DATE"]),  # a verb form not understood
         ("The Ebro is a river. It was John Smith in 1752 who mapped its course.", ["1752 DATE"]),
         ("The Ebro is a wide river originated in Spain.", ["Spain GPE"]),  # not: is originated
+        ("The Ebro is best remembered for the flood of Tortosa in 1907.", ["1907 DATE"]),
         ("The Ebro, emerged in Spain, is a river.", ["Spain GPE"]),
         ("The Ebro is a river. It was formerly known as the Lower or Nizhnyaya Angara.", []),  # half a name
         ("The Ebro is a river. It is in a metropolitan area of 12.9 million people.", []),  # not an area
