@@ -146,7 +146,9 @@ class _Addition:
             self._sharers.setdefault(elsewhere, owner)
         for elsewhere in of_others | (fresh.keys() & self._arrived):
             del fresh[elsewhere]
-        if fresh.keys() == set(self._standing.keys_N[own].tolist()):
+        # Rows that are handed over to the document have its new state, so its own rows may not keep another one.
+        same = not of_others or self._standing.has_owner(own, owner)
+        if same and fresh.keys() == set(self._standing.keys_N[own].tolist()):
             self._keep(document)
             if not len(own):
                 self._elsewhere_too[document.id] = Merged(state_of(document), document.fields)
@@ -244,7 +246,7 @@ class _Addition:
 
     def _merged_documents(self, kept: pa.Table) -> dict[str, Merged | None]:
         """By id: the documents that are merged now, and None for each document that is no longer merged. `kept` has the
-        passages of removed documents that are handed over to merged documents."""
+        passages of removed documents that are handed over to other documents."""
         changes: dict[str, Merged | None] = dict.fromkeys([*self._elsewhere_too, *self._merged_no_longer])
         states = self._new_states | set(kept.column("document_state").to_pylist())
         changes |= self._standing.with_holder(self._elsewhere_too, self._removed_N, states)
@@ -275,6 +277,11 @@ class _Standing:
         own = self.numbers_of(document.id)
         same_N = self._states_N[own] == np.uint64(state_of(document))
         return len(own) > 0 and bool(same_N.all()) and len(own) == self._passages_N[own[0]]
+
+    def has_owner(self, numbers: np.ndarray, owner: Owner) -> bool:
+        """Whether all passages with these numbers have the state and the number of passages of their document."""
+        same_N = self._states_N[numbers] == np.uint64(owner.state)
+        return bool((same_N & (self._passages_N[numbers] == owner.passages)).all())
 
     def has_fields(self, numbers: np.ndarray, fields: Fields) -> bool:
         """Whether all passages with these numbers have these fields."""

@@ -346,7 +346,8 @@ class KnowledgeBase:
         keys_N, first_N, counts_N = np.unique(self.document_keys_N, return_index=True, return_counts=True)
         needed_N = self._column("document_passages").to_numpy()[first_N]
         complete = set(keys_N[counts_N == needed_N].tolist())
-        return {id for id in documents if key_of(id) not in complete} - self.merged().keys()
+        holders = self.merged()
+        return {id for id in documents if key_of(holders.get(id, id)) not in complete}
 
     def numbers_of(self, documents: Sequence[str]) -> np.ndarray:
         """Numbers of the passages of some documents, in ascending order.

@@ -137,7 +137,7 @@ def originals(table: lance.LanceDataset, states: Mapping[str, Merged]) -> dict[s
 
 
 class HandedOver(NamedTuple):
-    """Rows that become rows of merged documents, and the fields of these documents, one item per row."""
+    """Rows that become rows of other documents, and the fields of these documents, one item per row."""
 
     rows: pa.Table
     fields: list[Fields]

@@ -192,6 +192,34 @@ def test_passages_of_a_replaced_or_deleted_document_stay_with_another_one_of_the
     assert kb.verify() == []
 
 
+def test_a_document_whose_other_passages_are_handed_over_to_it_is_whole(tmp_path: Path) -> None:
+    """Also for a document that is merged with it later."""
+    first, second, third = SENTENCES[:3]
+    documents = [Document("A", f"{first} {second}", "y"), Document("A", f"{first} {third}", "x")]
+    kb = make(tmp_path / "kb", documents, KnowledgeBaseConfig(passage_tokens=16))
+    assert content(kb) == [("y", first), ("y", second), ("x", third)]
+    changed = Document("A", f"{first} {second} {third}", "x")
+    kb.add([changed], TinyTagger(), gone=["y"])
+    assert sorted(content(kb)) == sorted([("x", first), ("x", second), ("x", third)])
+    assert kb.incomplete(["x"]) == set()
+    assert kb.add([changed], TinyTagger()).unchanged == 1
+    kb.add([changed._replace(id="z")], TinyTagger())
+    assert kb.merged() == {"z": "x"}
+    kb.delete(["x"])
+    assert sorted(content(kb)) == sorted([("z", first), ("z", second), ("z", third)])
+
+
+def test_a_merged_document_is_incomplete_if_the_document_with_its_passages_is(tmp_path: Path) -> None:
+    first, second = SENTENCES[:2]
+    documents = [Document("A", first, "s"), *(Document("A", f"{first} {second}", id) for id in ("x", "e"))]
+    kb = make(tmp_path / "kb", documents, KnowledgeBaseConfig(passage_tokens=16))
+    assert kb.merged() == {"e": "x"}
+    assert kb.incomplete(["s", "x", "e"]) == {"x", "e"}
+    kb.add(documents[2:], TinyTagger(), gone=["s", "x"])
+    assert sorted(content(kb)) == sorted([("e", first), ("e", second)])
+    assert kb.incomplete(["e"]) == set()
+
+
 def test_documents_are_deleted_by_id_or_by_title(tmp_path: Path) -> None:
     kb = make(
         tmp_path / "kb",
