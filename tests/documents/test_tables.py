@@ -3,10 +3,12 @@
 import csv
 import gzip
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import xlsxwriter
 
+from realm.documents.formats import tables
 from realm.documents.formats.records import Limits
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
@@ -154,10 +156,24 @@ def test_a_quotation_mark_that_is_not_closed_is_text_and_hides_no_row(
     assert (texts, left_out) == ({f"T{number}": text for number, text in enumerate(rows)}, {})
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_blanks_may_follow_a_closing_quotation_mark(newline: str, tmp_path: Path) -> None:
+    lines = ["title,text", 'A,"One.', 'Two." ', '"B" ,"b"', 'C,"c"  ', ""]
+    (tmp_path / "t.csv").write_bytes(newline.join(lines).encode())
+    texts, left_out = read(tmp_path / "t.csv")
+    assert ({title: text.split() for title, text in texts.items()}, left_out) == (
+        {"A": ["One.", "Two."], "B": ["b"], "C": ["c"]},
+        {},
+    )
+
+
 @pytest.mark.parametrize("line", ['x","\n', '1,"One.\n'])
-def test_reading_lone_quotation_marks_takes_linear_time(line: str, tmp_path: Path) -> None:
+def test_reading_lone_quotation_marks_takes_linear_time(line: str, tmp_path: Path, monkeypatch) -> None:
+    alone = MagicMock(side_effect=tables._row)
+    monkeypatch.setattr(tables, "_row", alone)
     (tmp_path / "t.csv").write_text("title,text\n" + line * 20_000 + '"y"z,A.\n')
     assert read(tmp_path / "t.csv")[0]["yz"] == "A."
+    assert alone.call_count <= 20_001
 
 
 @pytest.mark.parametrize("content", ["sep=;\n", "\n \nsep=;\n"])

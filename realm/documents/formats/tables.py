@@ -6,6 +6,7 @@ first line names the columns, unless it looks like a row.
 
 import csv
 import io
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -168,6 +169,11 @@ def _rows(lines: Iterable[str], separator: str, most_bytes: int) -> Iterator[tup
         try:
             row = next(reader, None)
         except csv.Error:
+            if row := _with_blanks(of_row.held, separator):
+                number += len(of_row.held)
+                of_row.next_row()
+                yield number, row
+                continue
             alone = of_row.held[:-1] or of_row.held
             of_row.next_row(of_row.held[len(alone) :])
             for line in alone:
@@ -179,6 +185,18 @@ def _rows(lines: Iterable[str], separator: str, most_bytes: int) -> Iterator[tup
         number += len(of_row.held)
         of_row.next_row()
         yield number, row
+
+
+def _with_blanks(lines: Sequence[str], separator: str) -> list[str]:
+    """The cells of a row in which blanks follow closing quotation marks; no cells if the lines are not such a row."""
+    blanks = re.compile(rf'" +(?={re.escape(separator)}|\r?\n?$)')
+    if not blanks.search(lines[-1]):
+        return []
+    try:
+        rows = list(csv.reader([blanks.sub('"', line) for line in lines], delimiter=separator, strict=True))
+    except csv.Error:
+        return []
+    return rows[0] if len(rows) == 1 else []
 
 
 def _row(line: str, separator: str) -> list[str]:
