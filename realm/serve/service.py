@@ -159,7 +159,8 @@ class Service:
         self.metrics.documents.labels("added").inc(result.added)
         self.metrics.documents.labels("replaced").inc(result.replaced)
         ids = [one.id for one in new]
-        return result._asdict() | {"ids": ids, "index": responses.index_json(self.knowledge.current)}
+        counts = {name: value for name, value in result._asdict().items() if name != "deleted"}
+        return counts | {"ids": ids, "index": responses.index_json(self.knowledge.current)}
 
     async def change(self, change: Callable[[], T]) -> T:
         """Runs a change of the knowledge base after all earlier changes. The change completes even if the client disconnects.

@@ -215,8 +215,8 @@ class Watcher:
 
     def _incomplete(self, ids: set[str]) -> list[Document]:
         """Those of the documents with these ids, read again from their files, that share passages with other documents: these
-        passages could be deleted with the other documents. A file that has changed or is missing is read when a later look
-        finds it."""
+        passages could be deleted with the other documents. A file that has changed, is missing or has other documents now is
+        read when a later look finds it."""
         needed = self._knowledge.current.kb.incomplete(ids)
         files = self._watched["files"]
         taken = {id for file in files.values() for id in file["documents"]}
@@ -226,10 +226,11 @@ class Watcher:
             if needed.isdisjoint(own):
                 continue
             if _version(Path(path)) == file["version"]:
-                read = self._read(path, taken - own, ReadingReport())
-                found += [one for one in read if one.id in needed]
-            else:
-                file["version"] = []
+                read = [one for one in self._read(path, taken - own, ReadingReport()) if one.id in needed]
+                found += read
+                if {one.id for one in read} == needed & own:
+                    continue
+            file["version"] = []
         return found
 
     def _delete_unclaimed(self) -> None:
