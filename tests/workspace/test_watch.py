@@ -163,6 +163,28 @@ def test_a_document_that_another_process_deleted_does_not_block_other_changes(
     assert watched(towns) == {"Exton": text("Exton", 5)}
 
 
+def test_shared_passages_stay_with_a_file_whose_document_has_another_id_now(towns: Path, docs: Path) -> None:
+    """The id of a document without one is its title and a number, if other files have documents with this title."""
+    shared = " ".join(f"Inn {number} is in the market town and in the capital." for number in range(12))
+
+    def write(name: str, text: str) -> None:
+        (docs / f"{name}.jsonl").write_text(json.dumps({"title": "Shared title", "text": text}) + "\n")
+
+    write("a", "Exton is a town.")
+    write("b", shared)
+    watcher = Watcher(towns, [str(docs)])
+    looks(watcher)
+    write("c", f"{shared} Exton is another town.")
+    looks(watcher, 100)
+    (docs / "a.jsonl").unlink()
+    looks(watcher, 200)
+    (docs / "b.jsonl").unlink()
+    looks(watcher, 300)
+    looks(watcher, 400)
+    found = " ".join(p.text for p in KnowledgeBase.open(towns / "kb") if p.title == "Shared title")
+    assert "market town and in the capital. Inn 11 is" in found and "Exton is another town." in found
+
+
 @pytest.mark.parametrize("moment", ["is there", "is away"])
 def test_passages_that_files_share_stay_until_the_last_of_these_files_is_gone(
     towns: Path, docs: Path, moment: str, tmp_path: Path
