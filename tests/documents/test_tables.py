@@ -156,6 +156,11 @@ def test_a_quotation_mark_that_is_not_closed_is_text_and_hides_no_row(
     assert (texts, left_out) == ({f"T{number}": text for number, text in enumerate(rows)}, {})
 
 
+def test_two_misplaced_quotation_marks_of_a_line_hide_no_cell(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('title,text\n5" pipe,"It is long.\nB,b\n')
+    assert read(tmp_path / "t.csv") == ({'5" pipe': '"It is long.', "B": "b"}, {})
+
+
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_blanks_may_follow_a_closing_quotation_mark(newline: str, tmp_path: Path) -> None:
     lines = ["title,text", 'A,"One.', 'Two." ', '"B" ,"b"', 'C,"c"  ', ""]

@@ -133,7 +133,7 @@ def _heading_lines(first: str, lines: Iterator[str]) -> list[str]:
 
 
 class _LinesOfRow:
-    """Lines, of which those of the current row are held, so that they can be read again."""
+    """An iterator over lines. It holds the lines of the current row, so that they can be parsed in another way."""
 
     def __init__(self, lines: Iterable[str], most_bytes: int):
         self._lines, self._most_bytes = iter(lines), most_bytes
@@ -161,7 +161,7 @@ def _rows(lines: Iterable[str], separator: str, most_bytes: int) -> Iterator[tup
     """The number of the last line of each row, and the cells of the row.
 
     If a quotation mark is not closed within `most_bytes`, or not at the end of a cell, it belongs to the text of its line, and
-    the lines up to this place are rows of their own. No line is parsed more than three times.
+    the lines up to this place are rows of their own. Blanks may follow a closing mark. No line is parsed more than six times.
     """
     of_row, number = _LinesOfRow(lines, most_bytes), 0
     reader = csv.reader(of_row, delimiter=separator, strict=True)
@@ -200,9 +200,12 @@ def _with_blanks(lines: Sequence[str], separator: str) -> list[str]:
 
 
 def _row(line: str, separator: str) -> list[str]:
-    """The cells of a line with misplaced quotation marks; if the number of marks is odd, they are text."""
-    odd = line.count('"') % 2 == 1
-    return next(csv.reader([line], delimiter=separator, quoting=csv.QUOTE_NONE if odd else csv.QUOTE_MINIMAL))
+    """The cells of a line with misplaced quotation marks; if the last cell is not closed, or the number of marks is odd, the
+    marks are text."""
+    row = next(csv.reader([line.rstrip("\r\n") + "\n"], delimiter=separator))
+    if line.count('"') % 2 == 0 and not (row and row[-1].endswith("\n")):
+        return row
+    return next(csv.reader([line], delimiter=separator, quoting=csv.QUOTE_NONE))
 
 
 def column_names(heading: Iterable[str]) -> list[str]:
