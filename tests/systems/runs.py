@@ -16,6 +16,16 @@ from realm.systems.system import Ground, load_system, predict
 from tests.conftest import RIVERS
 
 WEIGHTS = ("weights.safetensors",)
+SHORT: dict[str, Any] = {
+    "steps": 6,
+    "batch_size": 2,
+    "warmup": 2,
+    "dev_every": 3,
+    "dev_questions": 2,
+    "log_every": 1,
+    "checkpoint_seconds": 0.0,
+}
+"""Settings of a training with a checkpoint after each step."""
 
 
 def check_resumed(

@@ -22,7 +22,7 @@ from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT
 from realm.systems.system import Ground
 from realm.tokens.layouts import Lengths
 from tests.conftest import RIVERS, TOWNS
-from tests.systems.runs import check_answers, check_resumed
+from tests.systems.runs import SHORT, check_answers, check_resumed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -230,15 +230,7 @@ def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tm
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
-    config = Config(
-        steps=6,
-        batch_size=2,
-        warmup=2,
-        dev_every=3,
-        dev_questions=2,
-        checkpoint_seconds=0.0,
-        **TINY | {"log_every": 1},
-    )
+    config = Config(**TINY | SHORT)
     check_resumed(
         lambda ground, out: train(ground, out, config), ground, tmp_path, graph_retriever, "marginal_loss", 5
     )

@@ -19,7 +19,7 @@ from realm.systems.path_network import CARRIED, END, PathNetwork, beam_search, p
 from realm.systems.path_retriever import Config, train
 from realm.systems.system import Ground
 from tests.conftest import RIVERS, TOWNS
-from tests.systems.runs import check_answers, check_resumed
+from tests.systems.runs import SHORT, check_answers, check_resumed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -251,15 +251,7 @@ def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tm
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
-    config = Config(
-        steps=6,
-        batch_size=2,
-        warmup=2,
-        dev_every=3,
-        dev_questions=2,
-        checkpoint_seconds=0.0,
-        **TINY | {"log_every": 1},
-    )
+    config = Config(**TINY | SHORT)
     check_resumed(
         lambda ground, out: train(ground, out, config), ground, tmp_path, path_retriever, "path_loss", 9
     )
