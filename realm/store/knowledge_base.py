@@ -376,8 +376,8 @@ class KnowledgeBase:
         replaces the old document.
 
         A document with unchanged title and text, or unchanged passages, is skipped. If another document was merged with a
-        replaced or deleted document, the old text stays as the text of the other document. A passage that one of `documents`
-        has too stays as a passage of this document. Ids in `gone` that no document has are ignored.
+        replaced or deleted document, the old text stays as the text of the other document. If a removed passage is also a
+        passage of one of `documents`, it becomes a passage of this document. Ids in `gone` that no document has are ignored.
 
         Raises:
             InputError: two of the documents have the same id and different texts.

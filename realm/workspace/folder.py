@@ -75,7 +75,7 @@ class Workspace:
     def answers(self, question: str, *, method: Method | None = None, where: str | None = None) -> Answers:
         """The best answers to a question, which have different texts, and all passages that were read.
 
-        `method` and `where` are those of `answer`.
+        `method` and `where` have the same meaning as in `answer`.
 
         Raises:
             InputError: the model has no span reader, the method is unknown, or the filter cannot be used.
@@ -88,8 +88,8 @@ class Workspace:
     ) -> list[RankedPassage]:
         """The `top_k` best passages for a question; `probability` is p(z|x), normalised over these passages.
 
-        `method` ranks the passages; its values are those of `answer`. With a filter `where`, these are the best of the passages
-        that match the filter.
+        `method` ranks the passages: "dense", "bm25" or "hybrid", as in `answer`. With a filter `where`, only passages that
+        match the filter are ranked.
 
         Raises:
             InputError: the method is unknown, or the filter cannot be used.
@@ -101,7 +101,7 @@ class Workspace:
     ) -> list[Hit]:
         """The `top_k` best passages for a question, with the scores by which they were ranked.
 
-        `method` and `where` are those of `retrieve`.
+        `method` and `where` have the same meaning as in `retrieve`.
 
         Raises:
             InputError: the method is unknown, or the filter cannot be used.
