@@ -142,12 +142,13 @@ class _Addition:
             self._unchanged += 1
             return
         owner = Owner.of(document, len(fresh))
-        for elsewhere in of_others:
-            self._sharers.setdefault(elsewhere, owner)
-        for elsewhere in of_others | (fresh.keys() & self._arrived):
-            del fresh[elsewhere]
+        for passage in of_others:
+            self._sharers.setdefault(passage, owner)
+        elsewhere = of_others | (fresh.keys() & self._arrived)
+        for passage in elsewhere:
+            del fresh[passage]
         # Rows that are handed over to the document have its new state, so its own rows may not keep another one.
-        same = not of_others or self._standing.has_owner(own, owner)
+        same = not elsewhere or self._standing.has_owner(own, owner)
         if same and fresh.keys() == set(self._standing.keys_N[own].tolist()):
             self._keep(document)
             if not len(own):

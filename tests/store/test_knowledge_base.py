@@ -55,7 +55,10 @@ class Model:
             for passage in passages:
                 if passage not in free:
                     sharers.setdefault(passage, (document.id, document[:2]))
-            if set(free) != own:
+            # Passages of others can be handed over to the document, whose rows all need the same text then.
+            shares = len(free) < len(passages)
+            other_text = any(self.rows[p][1] != document[:2] for p in own)
+            if set(free) != own or (shares and other_text):
                 self.rows = {p: row for p, row in self.rows.items() if row[0] != document.id}
                 self.rows |= dict.fromkeys(free, (document.id, document[:2]))
                 self._merged.pop(document.id, None)
