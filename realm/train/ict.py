@@ -8,6 +8,7 @@ Axis letters: B passages per batch, D embedding.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -128,13 +129,13 @@ def cloze_pairs(
     titles, bodies = [], []
     for passage in passages:
         body = tokens.body.row(passage)
-        bounds = np.append(tokens.sentences.row(passage), len(body))
-        usable = np.flatnonzero(np.diff(bounds))  # a sentence of control characters has no wordpieces
+        bounds = [*tokens.sentences.row(passage).tolist(), len(body)]
+        # a sentence of control characters has no wordpieces
+        usable = [(first, last) for first, last in pairwise(bounds) if last > first]
         remove = rng.random() < rule.removal
         if len(usable) <= remove:
             continue
-        number = int(rng.choice(usable))
-        first, last = int(bounds[number]), int(bounds[number + 1])
+        first, last = usable[rng.integers(len(usable))]
         title = tokens.title.row(passage)
         named = rule.titled and rng.random() < rule.titled
         sentences.append(np.concatenate([title, body[first:last]]) if named else body[first:last])
