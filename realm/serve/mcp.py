@@ -19,14 +19,15 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp_types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from realm import __version__
+from realm.errors import shortened
 from realm.model.calibration import Method
 from realm.serve import responses, schemas
 from realm.serve.http.connections import http_server
-from realm.serve.http.errors import from_error, problem
+from realm.serve.http.errors import from_error, problem, wrong_input
 from realm.serve.http.middleware import Middleware, own_hosts
 from realm.serve.http.tracing import exported
 from realm.serve.server import bound, log_address
@@ -204,9 +205,30 @@ def _readable_errors(tool: Callable[..., Awaitable[Result]]) -> Callable[..., Aw
     return run
 
 
+class _Tools(MCPServer[Any]):
+    """Explains wrong arguments as the REST API does. The library would ignore unknown names, such as a misspelled `where`."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        known = next(
+            (one.input_schema["properties"] for one in await self.list_tools() if one.name == name), None
+        )
+        unknown = [one for one in arguments if known is not None and one not in known]
+        if unknown:
+            raise ToolError(
+                f"{name} has no argument {shortened(', '.join(map(repr, unknown)))}; it has {', '.join(known or ())}"
+            )
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            wrong = [{**one, "loc": ("arguments", *one["loc"])} for one in error.__cause__.errors()]
+            raise ToolError(wrong_input(wrong)) from None
+
+
 def tool_server(service: Service, writable: bool) -> MCPServer[Any]:
     """The tools, without a transport; `service` must be running while a tool is called."""
-    server: MCPServer[Any] = MCPServer(
+    server = _Tools(
         "realm",
         title="Documents with evidence",
         version=__version__,

@@ -2,7 +2,7 @@
 
 import errno
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -122,9 +122,9 @@ def install(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
-        wrong = error.errors()[:5]
+        wrong = error.errors()
         parameter = _parameter(wrong[0]) if len(wrong) == 1 else None
-        return problem(422, "; ".join(map(_sentence, wrong)), parameter=parameter)
+        return problem(422, wrong_input(wrong), parameter=parameter)
 
     async def of_the_system(request: Request, error: Exception) -> JSONResponse:
         response = from_error(error)
@@ -147,6 +147,11 @@ def _other_methods(request: Request, error: HTTPException) -> str:
     if any(match == Match.FULL for match, _ in found):
         return ""
     return ", ".join(sorted({name for match, methods in found if match == Match.PARTIAL for name in methods}))
+
+
+def wrong_input(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first errors that pydantic found, in one line. The `loc` of an error begins with the part of the request."""
+    return "; ".join(map(_sentence, errors[:5]))
 
 
 def _sentence(error: Mapping[str, Any]) -> str:
