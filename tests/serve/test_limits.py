@@ -54,6 +54,22 @@ def test_what_cannot_be_served_is_a_problem_with_its_reason(served, path, body, 
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/v1/answer", "POST"),
+        ("PUT", "/v1/documents", "GET, POST"),
+        ("POST", "/v1/documents/a%2Fb", "DELETE, GET"),
+        ("POST", "/v1/passages/1", "GET"),
+        ("DELETE", "/health", "GET"),
+    ],
+)
+def test_another_method_is_refused_with_the_methods_of_the_path(served, method, path, allowed) -> None:
+    response = httpx.request(method, served.url + path)
+    assert_problem(response, 405, f"needs the method {allowed}$")
+    assert response.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
     ("path", "body", "parameter"),
     [
         ("/v1/answer", {"question": "a", "top_k": 21}, "top_k"),

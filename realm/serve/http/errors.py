@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.routing import Match, Route
+from starlette.routing import Match, Mount
 
 from realm.errors import RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
@@ -21,6 +21,7 @@ from realm.store.tables.table import ChangedMeanwhile
 from realm.workspace.living import UnknownDocument, UnknownPassage
 
 MEDIA_TYPE = "application/problem+json"
+_METHODS = ("DELETE", "GET", "PATCH", "POST", "PUT")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _BUSY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -142,11 +143,12 @@ def _other_methods(request: Request, error: HTTPException) -> str:
     """The methods of an operation that was requested with another method: the router then looks for a file of the page."""
     if error.status_code not in (404, 405):
         return ""
-    routes = [route for route in request.app.routes if isinstance(route, Route)]
-    found = [(route.matches(request.scope)[0], route.methods or ()) for route in routes]
-    if any(match == Match.FULL for match, _ in found):
-        return ""
-    return ", ".join(sorted({name for match, methods in found if match == Match.PARTIAL for name in methods}))
+    routes = [route for route in request.app.routes if not isinstance(route, Mount)]
+
+    def known(method: str) -> bool:
+        return any(route.matches({**request.scope, "method": method})[0] == Match.FULL for route in routes)
+
+    return "" if known(request.method) else ", ".join(filter(known, _METHODS))
 
 
 def wrong_input(errors: Sequence[Mapping[str, Any]]) -> str:
