@@ -83,6 +83,15 @@ def test_a_value_over_a_limit_is_a_problem_that_names_the_parameter(served, path
     assert response.json()["parameter"] == parameter
 
 
+def test_a_body_that_is_not_declared_as_json_is_a_problem_that_names_the_header(served) -> None:
+    """`curl -d` without a header declares a form."""
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    response = httpx.post(served.url + "/v1/answer", content=b'{"question": "a"}', headers=headers)
+    assert_problem(
+        response, 422, "^body: send a JSON object, with the header Content-Type: application/json$"
+    )
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"question": NaN}', b"null"])
 def test_a_body_that_is_no_json_is_a_problem(served, body) -> None:
     response = httpx.post(

@@ -164,6 +164,8 @@ def _sentence(error: Mapping[str, Any]) -> str:
         case "string_too_long":
             most = error["ctx"]["max_length"]
             reason = f"{len(error['input'])} characters are too many: shorten the text to {most}"
+        case "model_attributes_type" if error["loc"] == ("body",):
+            reason = "send a JSON object, with the header Content-Type: application/json"
         case _:
             reason = str(error["msg"]).removeprefix("Value error, ")
     return f"{_parameter(error)}: {reason}"
