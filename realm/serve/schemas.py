@@ -329,6 +329,9 @@ class AddedOut(_Out):
     unchanged: int
     passages_added: int
     passages_removed: int
+    merged: dict[str, str]
+    """Documents that were merged with another document of the same title and text: id -> id of the other document. Only the
+    other document can be found."""
     ids: list[str]
     index: IndexOut
 

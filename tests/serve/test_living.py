@@ -32,6 +32,8 @@ def test_an_added_document_answers_when_the_call_returns_and_after_a_restart(own
     assert "Oakham" not in titles(own_server, "bells of Oakham", "bm25")
     said = client.add([OAKHAM])
     assert (said["added"], said["passages_added"], said["ids"]) == (1, 1, ["new"])
+    described = httpx.get(own_server.url + "/openapi.json").json()["components"]["schemas"]["AddedOut"]
+    assert said.keys() == described["properties"].keys()
     for method in ("dense", "bm25", "hybrid"):
         assert "Oakham" in titles(own_server, OAKHAM["text"], method)
     assert said["index"]["version"] == 2 == client.health()["index"]["version"]

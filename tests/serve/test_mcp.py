@@ -186,6 +186,8 @@ def test_the_tool_that_adds_is_there_only_if_it_is_allowed(own_kb: Any, qa_model
         added = await client.call_tool("add", {"documents": [document]})
         assert not added.is_error, added.content
         assert added.structured_content["ids"] == ["Oakham"] and added.structured_content["added"] == 1
+        again = await client.call_tool("add", {"documents": [{"id": "copy", **document}]})
+        assert again.structured_content["merged"] == {"copy": "Oakham"}
         found = await client.call_tool("search", {"question": "Zebulon lighthouse", "method": "bm25"})
         assert found.structured_content["passages"][0]["title"] == "Oakham"
         nameless = await client.call_tool("add", {"documents": [{"text": "a"}]})
