@@ -63,7 +63,9 @@ def bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         # The part in brackets is the address, which the message below already contains.
         reason = str(getattr(error, "strerror", None) or error).partition(" (")[0]
-        raise InputError(f"cannot listen on {host} port {port}: {reason}; choose another --port") from None
+        raise InputError(
+            f"cannot listen on {host} port {port}: {reason}; choose another --host or --port"
+        ) from None
     # Accepted connections inherit TCP_NODELAY. asyncio sets TCP_NODELAY only if the protocol of the listener is explicitly TCP,
     # but the protocol of this listener is 0. Without TCP_NODELAY, the body of a response is sent only after the client has
     # acknowledged the head of the response, and clients delay this acknowledgement by 40 ms.

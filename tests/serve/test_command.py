@@ -106,7 +106,9 @@ def open_files(pid: int) -> int:
         (["--set", "batch=0"], None, "batch is 0: it must be 1 or more"),
         (["--set", "read=30"], None, "read is 30: it must be at most 20"),
         (["--set", "seconds=0"], None, "seconds is 0.0: it must be above 0"),
-        (["--host", "no.such.host.invalid"], None, "cannot listen on no.such.host.invalid"),
+        (["--set", "seconds=nan"], None, "seconds is nan: it must be above 0 and finite"),
+        (["--set", "seconds=inf"], None, "seconds is inf: it must be above 0 and finite"),
+        (["--host", "no.such.host.invalid"], None, "choose another --host or --port"),
         (["--port", "0"], None, "absent is not a knowledge base"),
     ],
 )
