@@ -137,11 +137,15 @@ def test_nginx_shows_no_metrics_and_refuses_long_bodies(proxied: str) -> None:
 
 
 class Stub(BaseHTTPRequestHandler):
-    """A server that is busy while `busy` is set, and keeps the paths of its requests."""
+    """A server that is busy while `busy` is set, and keeps the paths of its requests.
+
+    The next requests to all servers have the statuses `coming`.
+    """
 
     protocol_version = "HTTP/1.1"
     busy = threading.Event()
     paths: ClassVar[list[str]] = []
+    coming: ClassVar[list[int]] = []
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -149,7 +153,7 @@ class Stub(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.paths.append(self.path)
-        self.send_response(503 if self.busy.is_set() else 200)
+        self.send_response(self.coming.pop(0) if self.coming else 503 if self.busy.is_set() else 200)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -179,6 +183,16 @@ def test_servers_that_were_all_busy_are_asked_again_at_once(stubs: str) -> None:
         assert [http.post("/v1/answer", json={}).status_code for _ in range(3)] == [503] * 3
         Stub.busy.clear()
         assert http.post("/v1/answer", json={}).status_code == 200
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_another_server_answers_if_a_server_is_busy(stubs: str, status: int) -> None:
+    """429: the queue is full; 503: no answer within the time limit."""
+    Stub.paths.clear()
+    Stub.coming.append(status)
+    with client(stubs) as http:
+        assert http.post("/v1/answer", json={}).status_code == 200
+    assert Stub.paths == ["/v1/answer"] * 2
 
 
 @pytest.mark.parametrize("path", ["https%3A%2F%2Fa.b%2Fc.md", "a%2F..%2Fb", "q%3Fx%23y%25z"])
