@@ -61,8 +61,10 @@ class Retriever:
         the vectors of the questions; it may be None only with the method "bm25".
 
         Raises:
-            InputError: the method is unknown, or the filter cannot be used.
+            InputError: the method is unknown, k is below 1, or the filter cannot be used.
         """
+        if k < 1:
+            raise InputError(f"top_k is {k}: it must be 1 or more")
         if method not in get_args(Method):
             raise InputError(f"method is {shown(method)}: it must be dense, bm25 or hybrid")
         match_N = None if where is None else self._kb.matching(where)

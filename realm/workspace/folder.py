@@ -92,7 +92,7 @@ class Workspace:
         match the filter are ranked.
 
         Raises:
-            InputError: the method is unknown, or the filter cannot be used.
+            InputError: the method is unknown, `top_k` is below 1, or the filter cannot be used.
         """
         return self._now().answerer.passages(question, top_k, method, where)
 
@@ -104,7 +104,7 @@ class Workspace:
         `method` and `where` have the same meaning as in `retrieve`.
 
         Raises:
-            InputError: the method is unknown, or the filter cannot be used.
+            InputError: the method is unknown, `top_k` is below 1, or the filter cannot be used.
         """
         (found,) = self._now().answerer.hits([question], top_k, method, where)
         return found

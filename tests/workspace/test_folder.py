@@ -34,6 +34,15 @@ def test_a_workspace_answers_retrieves_and_fills_as_its_parts_do(towns: Path) ->
     assert workspace.fill(sentence, "ouse").to_json() == Filler.load(*parts).fill(sentence, "ouse").to_json()
 
 
+def test_a_number_of_passages_below_one_is_refused_with_every_method(towns: Path) -> None:
+    workspace = realm.load(towns)
+    for method in ("dense", "bm25", "hybrid"):
+        for find in (workspace.search, workspace.retrieve):
+            for k in (0, -1):
+                with pytest.raises(InputError, match=f"top_k is {k}: it must be 1 or more"):
+                    find(QUESTION, k, method=method)
+
+
 def test_what_is_added_is_found_and_what_is_deleted_is_gone_when_the_call_returns(towns: Path) -> None:
     workspace = realm.load(towns)
     assert workspace.add([OAKHAM, {"title": "Nowhere", "text": "Nowhere has no river.", "id": 7}]).added == 2
