@@ -5,6 +5,7 @@ OUT.training/checkpoint-00000120.pt      weights, optimizer, step, length of the
 OUT.training/metrics.jsonl               truncated on resume to the length at the checkpoint
 OUT.training/tensorboard/                the same numbers as events, if `tensorboard` is set
 OUT.training/states-*.npy                states of all passages, if the passage encoder is frozen (`realm.train.refresh`)
+OUT.training/judged-*.parquet            judged sentences of `realm adapt`
 OUT.training/lock                        held during the run, so that no other run can use the folder
 """
 
@@ -35,7 +36,7 @@ from realm.train.run_config import RunConfig
 
 GIVEN = ("init", "kb", "held_out", "passage_tokens", "text", "questions")
 """Names of settings that say which model and data a stage was given; the others are settings of the stage."""
-LOCK, SETTINGS = "lock", "settings.json"
+LOCK, SETTINGS, JUDGED = "lock", "settings.json", "judged-*.parquet"
 LOCK_PATIENCE = 10.0
 """Seconds that a run waits for the lock of its folder, because a killed run may need some seconds to end."""
 
@@ -91,7 +92,10 @@ class RunFolder:
                 raise ConflictError(
                     f"{self.path} was removed while this command was starting: repeat the command"
                 )
-            self._check_settings()
+            if self.checkpoints.files():
+                self._check_settings()
+            else:
+                self._remove_judged_with_other_settings()
             self.checkpoints.remove_unfinished()
             write_json(self.path / SETTINGS, self.settings)
             undo.pop_all()
@@ -112,10 +116,16 @@ class RunFolder:
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
+    def _remove_judged_with_other_settings(self) -> None:
+        """Removes judged sentences of a run with other settings, or with settings that are not known."""
+        try:
+            self._check_settings()
+        except RealmError:
+            for file in self.path.glob(JUDGED):
+                file.unlink()
+
     def _check_settings(self) -> None:
-        """Raises OtherSettings if the folder has checkpoints of a run with other settings."""
-        if not self.checkpoints.files():
-            return
+        """Raises OtherSettings if the folder is of a run with other settings, and DamagedError if they cannot be read."""
         settings_file = self.path / SETTINGS
         try:
             before = dict(read_json(settings_file))

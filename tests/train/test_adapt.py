@@ -74,6 +74,25 @@ def test_an_interrupted_run_goes_on_and_judges_nothing_twice(
     assert_same_result(tmp_path / "out", made)
 
 
+@pytest.mark.parametrize("settings_file", ["of the other run", "lost"])
+def test_a_run_that_was_killed_before_its_first_checkpoint_leaves_no_judged_sentences_to_one_with_other_settings(
+    made, tiny_kb, tiny_model_folder, tmp_path, monkeypatch, settings_file
+) -> None:
+    def crash(*_: object) -> None:
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainRun, "update", crash)
+        with pytest.raises(RuntimeError):
+            adapt.train(tiny_kb, tmp_path / "out", settings("signal=entity"), str(tiny_model_folder))
+    left = tmp_path / "out.training"
+    assert (left / "judged-0000.parquet").exists() and not list(left.glob("checkpoint-*"))
+    if settings_file == "lost":
+        (left / "settings.json").unlink()
+    adapt.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder))
+    assert_same_result(tmp_path / "out", made)
+
+
 def test_a_signal_that_comes_while_sentences_are_judged_does_not_wait_for_the_round(
     made, tiny_kb, tiny_model_folder, tmp_path, monkeypatch
 ) -> None:
