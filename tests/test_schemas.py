@@ -83,6 +83,7 @@ WRITERS = {
     "stages/runner.py Record.timing": ["stages.json: tests/demo/test_from_text.py"],
     "model/bert_files.py save_bert": ["transformers' config.json: tests/model/test_bert.py loads it there"],
     "model/folder.py Model.compute_passage_fingerprint": ["what a fingerprint is of: never written"],
+    "model/manifest.py weights_checksum": ["what a checksum is of: never written"],
     "model/manifest.py manifest_checksum": ["what a checksum is of: never written"],
     "checksums.py record_checksums": ["checksums.json"],
     "model/folder.py _write": ["held_out.json", "realm.json"],
@@ -328,6 +329,7 @@ class StageRecord(TypedDict):
 
     stage: str
     seconds: NotRequired[float]
+    init_weights: NotRequired[str]
 
 
 class MetricsLine(TypedDict):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from realm.checksums import checksum
+from realm.checksums import checksum, checksums_of
 from realm.errors import DamagedError, InputError, RealmError, writing
 from realm.files import read_json, write_json
 from realm.folders import MANIFEST as MANIFEST
@@ -112,6 +112,14 @@ def model_path(name: str | Path) -> Path:
 def is_model(folder: str | Path) -> bool:
     """Whether the folder of a model, given as in `model_path`, has a manifest."""
     return (model_path(folder) / MANIFEST).is_file()
+
+
+def weights_checksum(name: str) -> str:
+    """Checksum of the weights of a model, given as in `model_path`, or of an encoder, given as in `encoder_folder`."""
+    folder = model_path(name) if is_model(name) else Path(encoder_folder(name))
+    files = (path for path in folder.rglob("*") if path.suffix in (".safetensors", ".bin"))
+    names = sorted(file.relative_to(folder).as_posix() for file in files)
+    return checksum(json.dumps(checksums_of(folder, names)).encode())
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`RunFolder`: the folder of a training run, which no other run can use, and which only the same command continues.
 
-OUT.training/settings.json               settings that must match on resume
+OUT.training/settings.json               settings that must match on resume, and a checksum of the weights of the start model
 OUT.training/checkpoint-00000120.pt      weights, optimizer, step, length of the metrics, state of the stage
 OUT.training/metrics.jsonl               truncated on resume to the length at the checkpoint
 OUT.training/tensorboard/                the same numbers as events, if `tensorboard` is set
@@ -17,6 +17,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,12 +30,13 @@ from realm.errors import (
     reason,
 )
 from realm.files import read_json, write_json
+from realm.model.manifest import weights_checksum
 from realm.settings import without_constants
 from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS
 from realm.train.run_config import RunConfig
 
-GIVEN = ("init", "kb", "held_out", "passage_tokens", "text", "questions")
+GIVEN = ("init", "init_weights", "kb", "held_out", "passage_tokens", "text", "questions")
 """Names of settings that say which model and data a stage was given; the others are settings of the stage."""
 LOCK, SETTINGS, JUDGED = "lock", "settings.json", "judged-*.parquet"
 LOCK_PATIENCE = 10.0
@@ -97,7 +99,7 @@ class RunFolder:
             else:
                 self._remove_judged_with_other_settings()
             self.checkpoints.remove_unfinished()
-            write_json(self.path / SETTINGS, self.settings)
+            write_json(self.path / SETTINGS, self._saved)
             undo.pop_all()
 
     def close(self) -> None:
@@ -115,6 +117,12 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self.path.rmdir()
+
+    @cached_property
+    def _saved(self) -> Mapping[str, Any]:
+        """Content of settings.json. No checkpoint has the weights that are not trained, so the start model must not change."""
+        init = self.settings.get("init")
+        return {**self.settings, "init_weights": weights_checksum(init)} if init else self.settings
 
     def _remove_judged_with_other_settings(self) -> None:
         """Removes judged sentences of a run with other settings, or with settings that are not known."""
@@ -135,13 +143,13 @@ class RunFolder:
                 f"put the file back, or remove {self.path} to start again"
             ) from error
         # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default.
-        defaults = {**self.settings, **plain(asdict(self._config()))}
+        defaults = {**self._saved, **plain(asdict(self._config()))}
         before = _with_defaults(without_constants(self._config, before, self.path), defaults)
-        if _same_folder(before.get("init"), self.settings.get("init")):
-            before["init"] = self.settings["init"]
-        if before != self.settings:
+        if _same_folder(before.get("init"), self._saved.get("init")):
+            before["init"] = self._saved["init"]
+        if before != self._saved:
             raise OtherSettings(
-                f"{self.path} contains an interrupted run {_differing(before, self.settings)}: repeat the command of that "
+                f"{self.path} contains an interrupted run {_differing(before, self._saved)}: repeat the command of that "
                 "run to continue it, or remove the folder to start again"
             )
 

@@ -123,6 +123,29 @@ def test_run_goes_on_when_its_model_is_named_by_another_path(
                 run._save_checkpoint()
 
 
+def test_run_whose_start_model_was_replaced_by_another_does_not_go_on(tiny_model_folder, tmp_path) -> None:
+    """The query tower is trained; all other weights are those of the start model, and are in no checkpoint."""
+    start, out = tmp_path / "start", tmp_path / "out"
+
+    def resumed(source: Model) -> int:
+        shutil.rmtree(start, ignore_errors=True)
+        source.save(start)
+        model = load_model(start)
+        part = {model.embedder.query: 0.1}
+        with TrainRun("toy", out, config(), model, part, {"init": str(start)}) as run:
+            step, run.step = run.step, 2
+            run._save_checkpoint()
+        return step
+
+    other = load_model(tiny_model_folder)
+    with torch.no_grad():
+        other.reader.bert.cls.predictions.bias += 1
+    assert resumed(load_model(tiny_model_folder)) == 0
+    with pytest.raises(RealmError, match=r"another model .* have changed since \(init_weights\)"):
+        resumed(other)
+    assert resumed(load_model(tiny_model_folder)) == 2
+
+
 def test_run_without_a_checkpoint_is_not_in_the_way_of_other_settings(tiny_model_folder, tmp_path) -> None:
     out = tmp_path / "out"
     out.with_name("out.training").mkdir()
