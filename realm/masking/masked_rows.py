@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from realm.errors import InputError
 from realm.masking.masked_queries import SpanIndex
 from realm.store.knowledge_base import PassageTokens
 from realm.tokens.layouts import Lengths, Tokens, joint_inputs, passage_inputs
@@ -69,9 +70,17 @@ class RowMaker:
         The passages of a batch have similar lengths, to limit padding. The probability of a passage is proportional to the
         square of its length. Otherwise most batches of a corpus such as a dictionary would consist of very short passages, from
         which the reader does not learn to use passages.
+
+        Raises:
+            InputError: there is no passage with a wordpiece.
         """
         lengths_N = self.tokens.body.lengths
         weight = lengths_N[passages].astype(np.float64) ** 2
+        if not weight.any():
+            raise InputError(
+                "no passage is left to train on, because all passages with text are held out: use more text, or build the "
+                "knowledge base with a smaller held_out"
+            )
         drawn = rng.choice(passages, size * 4, p=weight / weight.sum())
         drawn = drawn[np.argsort(lengths_N[drawn], kind="stable")]
         first = int(rng.integers(len(drawn) - size + 1))

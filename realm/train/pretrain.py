@@ -177,9 +177,7 @@ def train(
     if config.masking == "salient":
         passages = passages[source.tokens.span_starts.lengths[passages] > 0]
     if len(passages) == 0:
-        raise InputError(
-            f"{source.folder} has no passage with a salient span to mask: use another tagger, or set masking"
-        )
+        raise _nothing_to_mask(source, config)
     if config.passage_encoder == "frozen":
         freeze_passage_encoder(model.embedder)
     if config.input_embeddings == "frozen":
@@ -210,6 +208,8 @@ def train(
             rng = generator(config.seed, step)
             # Each query has one masked span.
             queries = draw_queries(source.tokens, passages, config.batch_size, rng, masking)
+            if not queries:
+                raise _nothing_to_mask(source, config)
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
@@ -244,6 +244,14 @@ def train(
         refresher.publish_final(model, run.step, version, out)  # into the knowledge base
         watch.say_untrained()
         return run.finish()
+
+
+def _nothing_to_mask(source: KnowledgeBase, config: PretrainConfig) -> InputError:
+    what = "passage with a salient span" if config.masking == "salient" else "sentence of four wordpieces"
+    return InputError(
+        f"{source.folder} has no {what} to mask in passages that are not held out: use more text, another tagger or another "
+        "value of masking"
+    )
 
 
 def score(

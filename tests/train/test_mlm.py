@@ -271,3 +271,10 @@ def changed_encoder(folder: Path, model: Model) -> bool:
 def changed_reader(folder: Path, model: Model) -> bool:
     came = model.reader.state_dict()
     return any(not torch.equal(v, came[n]) for n, v in load_model(folder).reader.state_dict().items())
+
+
+def test_text_that_is_all_held_out_is_one_line(tiny_kb, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(mlm, "held_out", lambda ids, share: np.ones(len(ids), dtype=bool))
+    with pytest.raises(InputError, match="all passages with text are held out: use more text") as error:
+        mlm.train(tiny_kb, tmp_path / "out", settings())
+    assert "\n" not in str(error.value) and not (tmp_path / "out.training").exists()

@@ -384,6 +384,21 @@ def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tm
     assert load_model(out).step == 1
 
 
+@pytest.mark.parametrize("masking", ["token", "bert", "span"])
+def test_corpus_of_sentences_that_are_too_short_to_mask_is_one_line(
+    tiny_kb, tiny_model_folder, tmp_path, masking
+) -> None:
+    build(
+        tmp_path / "x", [Document("1", "Short", "Go on. Go.")], X_CONFIG, tiny_kb.tokenizer, SpanlessTagger()
+    )
+    text = KnowledgeBase.open(tmp_path / "x")
+    with pytest.raises(RealmError, match="x has no sentence of four wordpieces to mask") as error:
+        pretrain.train(
+            tiny_kb, tmp_path / "out", settings(f"masking={masking}"), str(tiny_model_folder), text
+        )
+    assert "\n" not in str(error.value)
+
+
 def test_states_of_an_encoder_that_is_trained_cannot_be_kept() -> None:
     with pytest.raises(RealmError, match='states needs passage_encoder = "frozen"'):
         settings("states=kept")
