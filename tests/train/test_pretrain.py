@@ -388,10 +388,10 @@ def test_corpus_without_salient_spans_is_one_line(tiny_kb, tiny_model_folder, tm
 def test_corpus_of_sentences_that_are_too_short_to_mask_is_one_line(
     tiny_kb, tiny_model_folder, tmp_path, masking
 ) -> None:
-    build(
-        tmp_path / "x", [Document("1", "Short", "Go on. Go.")], X_CONFIG, tiny_kb.tokenizer, SpanlessTagger()
-    )
+    documents = [Document(f"Short {n}", "Go", f"x{n}") for n in range(8)]
+    build(tmp_path / "x", documents, X_CONFIG, tiny_kb.tokenizer, SpanlessTagger())
     text = KnowledgeBase.open(tmp_path / "x")
+    assert not held_out(text.ids, X_CONFIG.held_out).all()
     with pytest.raises(RealmError, match="x has no sentence of four wordpieces to mask") as error:
         pretrain.train(
             tiny_kb, tmp_path / "out", settings(f"masking={masking}"), str(tiny_model_folder), text
