@@ -24,7 +24,8 @@ class RunConfig(DeviceConfig):
     batch_size: int = 16
     """Examples per step."""
     warmup: int | None = None
-    """Steps of linear warm-up. None: a tenth of `steps`, at least 100 and at most 10,000 (BERT's released rule)."""
+    """Steps of linear warm-up. None: a tenth of `steps`, at least 100 and at most 10,000 (BERT's released rule). In a
+    run with fewer steps than the warm-up, the learning rate rises until the end and stays below its peak."""
     decay: bool = True
     """Linear decay of the learning rate to 0, measured from step 0 (BERT's rule). False: constant rate after warm-up."""
     bias_correction: bool = True
