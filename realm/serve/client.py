@@ -45,14 +45,12 @@ class Client:
             patience: if the server is busy (429), a request is repeated for this number of seconds.
 
         Raises:
-            InputError: the URL is not an http or https address, or the token has a character that no token has.
+            InputError: the URL is not an http or https address, or the token has a line break or a character that is not ASCII.
         """
         if not _is_address(url):
             raise InputError(f"{url} is not the address of a server: write it like http://127.0.0.1:8000")
-        if token is not None and not re.fullmatch(r"[!-~]*", token):  # the message must not contain the token
-            raise InputError(
-                "the token has a space, a line break or a character that is not ASCII: remove it"
-            )
+        if token is not None and not re.fullmatch(r"[ -~]*", token):  # the message must not contain the token
+            raise InputError("the token has a line break or a character that is not ASCII: remove it")
         self.url = url.rstrip("/")
         self._opener = urllib.request.build_opener(_NoRedirects)
         self._token, self._timeout, self._patience = token, timeout, patience

@@ -201,15 +201,15 @@ def test_a_server_that_is_no_realm_is_one_line(response, says, capsys) -> None:
     assert re.fullmatch(r"realm: [^\n]+\n", error) and says in error
 
 
-@pytest.mark.parametrize("token", [TOKEN + "\n", f"two {TOKEN}", "sëcret-" + TOKEN])
+@pytest.mark.parametrize("token", [TOKEN + "\n", "sëcret-" + TOKEN])
 def test_a_token_that_no_server_has_is_refused_without_showing_it(token: str, monkeypatch, capsys) -> None:
-    with pytest.raises(InputError, match="the token has a space, a line break") as refused:
+    with pytest.raises(InputError, match="the token has a line break") as refused:
         Client("http://127.0.0.1:1", token)
     assert TOKEN not in str(refused.value)
     monkeypatch.setenv("REALM_READ_TOKEN", token)
     assert cli.main(["answer", "why?", "--server", "http://127.0.0.1:1"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("realm: the token has a space") and TOKEN not in error
+    assert error.startswith("realm: the token has a line break") and TOKEN not in error
 
 
 def test_a_redirect_is_not_followed_with_the_token(capsys) -> None:
