@@ -9,6 +9,7 @@ because a corpus must not depend on a failure of the network.
 
 import fcntl
 import glob
+import logging
 import os
 import re
 import shutil
@@ -23,6 +24,8 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from realm.errors import InputError, RealmError, first_line, shortened, without_passwords, writing
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SCHEMES = ("https", "http", "s3", "gs", "hf")
@@ -123,8 +126,7 @@ def copied(address: str) -> Iterator[Path]:
     """
     with _temporary_folder() as folder:
         path = folder / name_of(address)
-        with _reaching(address):
-            _attempts(partial(_copy, address, path, "set TMPDIR to a folder with more room"))
+        _attempts(address, "read", partial(_copy, address, path, "set TMPDIR to a folder with more room"))
         yield path
 
 
@@ -144,8 +146,7 @@ def uploaded(address: str) -> Iterator[Path]:
     with _temporary_folder() as folder:
         path = folder / name_of(address)
         yield path
-        with _reaching(address, "written"):
-            _attempts(partial(system.put_file, str(path), inside))
+        _attempts(address, "written", partial(system.put_file, str(path), inside))
 
 
 @contextmanager
@@ -202,8 +203,7 @@ class RemoteFolder:
             found: dict[str, dict[str, Any]] = self._system.find(self._path, detail=True)
             return found
 
-        with _reaching(self.address, "written"):  # only what writes needs the names
-            found = _attempts(find)
+        found = _attempts(self.address, "written", find)  # only what writes needs the names
         inside = {name.removeprefix(f"{self._path}/"): int(one["size"]) for name, one in found.items()}
         return {name: size for name, size in inside.items() if name and not name.endswith("/")}
 
@@ -221,28 +221,27 @@ class RemoteFolder:
                 raise InputError(f"{self.address}/{name} has {size:,} bytes, more than {most:,}")
             return bytes(self._system.cat_file(f"{self._path}/{name}"))
 
-        with _reaching(self.address):
-            try:
-                return _attempts(content)
-            except FileNotFoundError:
-                return None
+        try:
+            return _attempts(self.address, "read", content)
+        except MissingError:
+            return None
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file in one step: other processes read the old or the new content."""
-        with _reaching(self.address, "written"):
-            _attempts(partial(self._system.pipe_file, f"{self._path}/{name}", content))
+        _attempts(self.address, "written", partial(self._system.pipe_file, f"{self._path}/{name}", content))
 
     def put(self, file: Path, name: str, report: Callable[[int], object]) -> None:
         """Copies a local file to the folder. `report` is called with the bytes that were copied since the last call."""
-        with _reaching(self.address, "written"):
-            from fsspec.callbacks import Callback
+        from fsspec.callbacks import Callback
 
-            class Reporting(Callback):
-                def relative_update(self, inc: int = 1) -> None:
-                    report(inc)
+        class Reporting(Callback):
+            def relative_update(self, inc: int = 1) -> None:
+                report(inc)
 
-            path = f"{self._path}/{name}"
-            _attempts(lambda: self._system.put_file(str(file), path, callback=Reporting()))
+        path = f"{self._path}/{name}"
+        _attempts(
+            self.address, "written", lambda: self._system.put_file(str(file), path, callback=Reporting())
+        )
 
     def get(self, name: str, file: Path, report: Callable[[int], object]) -> None:
         """Copies a file of the folder to a local file. `report` as in `put`.
@@ -252,15 +251,13 @@ class RemoteFolder:
             WriteFailed: the local file cannot be written.
         """
         address = f"{self.address}/{name}"
-        with _reaching(address):
-            _attempts(partial(_copy, address, file, "remove files", report))
+        _attempts(address, "read", partial(_copy, address, file, "remove files", report))
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files, if they exist."""
-        with _reaching(self.address, "written"):
-            for name in names:
-                with suppress(FileNotFoundError):
-                    _attempts(partial(self._system.rm_file, f"{self._path}/{name}"))
+        for name in names:
+            with suppress(MissingError):
+                _attempts(self.address, "written", partial(self._system.rm_file, f"{self._path}/{name}"))
 
 
 def _is_in_bucket(address: str) -> bool:
@@ -269,17 +266,21 @@ def _is_in_bucket(address: str) -> bool:
     return scheme in STORES and "/" in inside and not inside.endswith("/")
 
 
-def _attempts(copy: Callable[[], T]) -> T:
-    for wait in WAITS:
-        try:
-            return copy()
-        except (ImportError, RealmError):
-            raise
-        except Exception as error:  # the libraries raise errors of many classes
-            if _is_final(error):
+def _attempts(address: str, done: str, copy: Callable[[], T]) -> T:
+    """The result of `copy`, which is tried again when it fails. `done` as in `_reaching`."""
+    with _reaching(address, done):
+        for wait in WAITS:
+            try:
+                return copy()
+            except (ImportError, RealmError):
                 raise
-        time.sleep(wait)
-    return copy()
+            except Exception as error:  # the libraries raise errors of many classes
+                if _is_final(error):
+                    raise
+                failure = f"{public_address(address)} cannot be {done}: {_explained(error)}"
+                _log.warning("%s. The next attempt is in %g s.", failure, wait)
+            time.sleep(wait)
+        return copy()
 
 
 def _copy(address: str, path: Path, way_out: str, report: Callable[[int], object] = lambda _: None) -> None:
@@ -330,6 +331,14 @@ def _reason(error: BaseException) -> BaseException:
     return error
 
 
+def _explained(error: Exception) -> str:
+    """The reason of an error in one line without secrets."""
+    status = getattr(_reason(error), "status", None)
+    if status:
+        return f"HTTP status {status}"
+    return shortened(_QUERY.sub("", without_passwords(first_line(_reason(error)))))
+
+
 def _is_missing(error: Exception) -> bool:
     if not isinstance(error, FileNotFoundError):
         return False
@@ -347,7 +356,7 @@ def _is_final(error: Exception) -> bool:
 
 @contextmanager
 def _reaching(address: str, done: str = "read") -> Iterator[None]:
-    """Turns the exceptions of fsspec and its libraries into InputError."""
+    """Turns the exceptions of fsspec and its libraries into InputError. `done` is "read" or "written"."""
     shown = public_address(address)
     try:
         yield
@@ -361,10 +370,4 @@ def _reaching(address: str, done: str = "read") -> Iterator[None]:
         if _is_missing(error):
             missing = "file or folder" if done == "read" else "bucket"
             raise MissingError(f"{shown}: no such {missing}") from None
-        status = getattr(_reason(error), "status", None)
-        reason = (
-            f"HTTP status {status}"
-            if status
-            else _QUERY.sub("", without_passwords(first_line(_reason(error))))
-        )
-        raise InputError(f"{shown} cannot be {done}: {shortened(reason)}") from error
+        raise InputError(f"{shown} cannot be {done}: {_explained(error)}") from error

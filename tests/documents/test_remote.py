@@ -203,7 +203,7 @@ def test_a_copy_that_is_cut_off_is_repeated_and_never_read_in_part(files: Path, 
 
 @pytest.mark.parametrize(("status", "attempts"), [(404, 1), (403, 1), (503, 3)])
 def test_a_status_is_named_and_only_failures_that_can_pass_are_repeated(
-    files: Path, monkeypatch, status: int, attempts: int
+    files: Path, monkeypatch, caplog, status: int, attempts: int
 ) -> None:
     monkeypatch.setattr(remote, "WAITS", (0.0, 0.0))
     monkeypatch.setattr(Handler, "requests", 0)
@@ -213,6 +213,7 @@ def test_a_status_is_named_and_only_failures_that_can_pass_are_repeated(
         problem = "no such file or folder" if status == 404 else f"cannot be read: HTTP status {status}"
         assert str(error.value).removeprefix(f"{url}/status-{status}.md").lstrip(": ") == problem
         assert Handler.requests == 2 * attempts  # fsspec asks for the size, and then for the file
+        assert caplog.messages == [f"{error.value}. The next attempt is in 0 s."] * (attempts - 1)
 
 
 def test_a_server_that_cannot_be_reached_is_not_a_missing_file(files: Path, monkeypatch) -> None:
