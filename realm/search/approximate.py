@@ -26,7 +26,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from realm.errors import InputError, reason
+from realm.errors import DamagedError, reason
 from realm.folders import one_writer, remove, replace_folder
 from realm.keys import Lookup
 from realm.search.exact import Hits, MipsIndex, PassageIndex, SearchOnly, merge_hits
@@ -57,7 +57,7 @@ class ApproximateIndex(SearchOnly):
         """Opens the table in `folder`, which `approximate_index` made; `keys_N` are the ids of the passages of the exact index.
 
         Raises:
-            InputError: the table cannot be read.
+            DamagedError: the table cannot be read.
             FileNotFoundError: the folder does not exist.
         """
         self._exact, self.folder = exact, folder
@@ -130,11 +130,11 @@ class ApproximateIndex(SearchOnly):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Turns exceptions that Lance raises for damaged files into InputError."""
+        """Turns exceptions that Lance raises for damaged files into DamagedError."""
         try:
             yield
         except (pa.ArrowException, OSError, RuntimeError, ValueError) as error:
-            raise InputError(
+            raise DamagedError(
                 f"{self.folder} cannot be read: {reason(error)}; remove this folder, and the next search makes it again"
             ) from error
 
@@ -165,7 +165,7 @@ def _newest(tables: Path, exact: MipsIndex, keys_N: np.ndarray) -> ApproximateIn
     """The index with the newest table that can be read; None if there is no such table."""
     names = [one for one in tables.glob("*") if one.name.isdecimal()]
     for one in sorted(names, key=lambda name: -int(name.name)):
-        with suppress(InputError, FileNotFoundError):
+        with suppress(DamagedError, FileNotFoundError):
             return ApproximateIndex(exact, keys_N, one)
     return None
 

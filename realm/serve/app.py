@@ -23,7 +23,6 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from realm import __version__
-from realm.errors import RealmError
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve import responses, schemas
 from realm.serve.batching import Done
@@ -205,9 +204,10 @@ async def _stream(
             try:
                 done = await asyncio.wait_for(future, seconds)
             except Exception as error:
-                if not isinstance(error, RealmError | TimeoutError):
+                response = from_error(error)
+                if response.status_code == 500:
                     _log.exception("error during a stream")
-                yield json.dumps({"error": json.loads(bytes(from_error(error).body))}) + "\n"
+                yield json.dumps({"error": json.loads(bytes(response.body))}) + "\n"
                 return
             yield json.dumps(row(question, done), ensure_ascii=False) + "\n"
     finally:

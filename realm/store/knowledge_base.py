@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 from lance.fragment import FragmentMetadata
 
 from realm import distributed
-from realm.errors import InputError, reason, shortened
+from realm.errors import DamagedError, InputError, reason, shortened
 from realm.folders import one_writer, restore, what_it_is
 from realm.keys import Lookup, hex_id, key_of
 from realm.store import unfinished, vectors
@@ -505,7 +505,7 @@ class KnowledgeBase:
             with reading(self.table), _casts():
                 match_N = self.table.scanner(columns={"matches": sql}).to_table().column("matches")
         except ValueError as error:  # the filter is not valid SQL, or compares values of different types
-            if isinstance(error, InputError):
+            if isinstance(error, DamagedError):
                 raise
             why = explained(reason(error).removeprefix("Invalid user input: "))
             raise refused(where, shortened(why), self.kinds) from error

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import lance
 
-from realm.errors import InputError, WriteFailed
+from realm.errors import DamagedError, WriteFailed
 from realm.folders import one_writer
 from realm.store.merged import settle_merged
 from realm.store.tables.digests import forget
@@ -61,7 +61,7 @@ def tidy(path: Path, table: lance.LanceDataset) -> lance.LanceDataset:
         if len(counts) - first > 1:
             table = _rewritten(path, table, first)
         remove_versions(path, TIDY_EVERY // 2)
-    except (ChangedMeanwhile, InputError, WriteFailed) as error:
+    except (ChangedMeanwhile, DamagedError, WriteFailed) as error:
         _log.warning("%s was not compacted: %s", path, error)
     return table
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from realm.cli import main
-from realm.errors import InputError
+from realm.errors import DamagedError, InputError
 from realm.index.versions import APPROXIMATE, complete_index
 from realm.search import approximate
 from realm.search.approximate import ApproximateIndex, approximate_index
@@ -151,7 +151,7 @@ def test_files_that_are_lost_while_the_table_is_open_are_one_clear_error(tmp_pat
     index = opened(tmp_path, keys_N, drawn())
     for file in index.folder.rglob("*.idx"):
         file.unlink()
-    with pytest.raises(InputError, match=r"cannot be read.*remove this folder"):
+    with pytest.raises(DamagedError, match=r"cannot be read.*remove this folder"):
         index.search(torch.zeros(1, D), 3)
 
 

@@ -280,6 +280,15 @@ def test_a_question_that_the_system_fails_is_not_the_clients_fault(
     assert post(served, "/v1/answer", {"question": QUESTION}).status_code == 200
 
 
+def test_damaged_passages_are_not_the_clients_fault(own_server, own_kb) -> None:
+    for file in (own_kb.folder / "passages.lance" / "data").iterdir():
+        file.unlink()
+    for body in ({"question": QUESTION}, {"question": QUESTION, "where": "title = 'Selby'"}):
+        response = post(own_server, "/v1/answer", body)
+        assert_problem(response, 500, "a file of the server is damaged")
+        assert str(own_kb.folder) not in response.text
+
+
 def test_versions_are_listed_with_their_dates(own_server) -> None:
     own_server.client(TOKEN).add([OAKHAM])
     said = httpx.get(own_server.url + "/v1/versions").json()

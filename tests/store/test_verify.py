@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from realm.errors import InputError, RealmError
+from realm.errors import DamagedError, RealmError
 from realm.store import upkeep, vectors
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
@@ -110,9 +110,9 @@ def test_damage_met_while_rows_are_rewritten_is_one_line(
     for file in (folder / "passages.lance" / "data").iterdir():
         file.write_bytes(bytes(file.stat().st_size))
     says = r"^.*cannot be read: .*; `realm kb verify` checks all files$"
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(DamagedError, match=says):
         upkeep.compacted(folder / "passages.lance", kb.table)
-    with pytest.raises(InputError, match=says):
+    with pytest.raises(DamagedError, match=says):
         list(stream_rows(folder / "passages.lance", kb.table))
     monkeypatch.setattr(upkeep, "TIDY_EVERY", 1)
     assert upkeep.tidy(folder / "passages.lance", kb.table) is kb.table

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Mount
 
-from realm.errors import RealmError, WriteFailed, error_number
+from realm.errors import DamagedError, RealmError, WriteFailed, error_number
 from realm.serve.batching import Busy, NotReady
 from realm.serve.feedback import FeedbackFull
 from realm.store.fields.filters import FilterError
@@ -92,6 +92,8 @@ def from_error(error: Exception) -> JSONResponse:
             return problem(507, str(error))
         case FilterError():
             return problem(400, str(error), parameter="where")
+        case DamagedError():
+            return problem(500, "a file of the server is damaged: see the log of the server")
         case RealmError():
             return problem(400, str(error))
         case OverLimit():
@@ -133,7 +135,8 @@ def install(app: FastAPI) -> None:
             raise error
         return response
 
-    app.add_exception_handler(OSError, of_the_system)
+    for fault in (OSError, DamagedError):
+        app.add_exception_handler(fault, of_the_system)
     for kind in (RealmError, Busy, TimeoutError, HTTPException, Exception):
         app.add_exception_handler(kind, ours)
     app.add_exception_handler(RequestValidationError, invalid)

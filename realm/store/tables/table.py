@@ -32,7 +32,7 @@ from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment, write_fragments
 from lance.schema import LanceSchema
 
-from realm.errors import ConflictError, InputError, RealmError, WriteFailed, reason, writing
+from realm.errors import ConflictError, DamagedError, InputError, RealmError, WriteFailed, reason, writing
 from realm.folders import PASSAGES as PASSAGES
 from realm.folders import one_writer
 from realm.progress import progress
@@ -89,8 +89,8 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
     """Opens the table at a version, by default the newest version; later commits do not change the open table.
 
     Raises:
-        InputError: the table or the version does not exist, or cannot be read.
-        DamagedError: a file is missing, cut short or changed.
+        InputError: the table or the version does not exist.
+        DamagedError: a file is missing, cut short or changed, or cannot be read.
     """
     newest = newest_version(path)
     if newest is None:
@@ -111,7 +111,7 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
             table = lance.dataset(path, version=number)
             fragments = table.get_fragments()
         except Exception as error:  # Lance raises exceptions of many classes
-            raise InputError(f"{path} cannot be read: {reason(error)}") from error
+            raise DamagedError(f"{path} cannot be read: {reason(error)}") from error
         _in_use[table] = lease
     weakref.finalize(table, os.close, lease)
     refuse_damaged(path, _missing_or_cut(path, fragments))
@@ -374,7 +374,7 @@ def stream_rows(
     The memory does not depend on the number of rows and files.
 
     Raises:
-        InputError: a file is damaged.
+        DamagedError: a file is damaged.
     """
     with reading(table):
         # The session of `table` would keep the metadata of every file in memory, about 0.2 MB per file.
@@ -391,11 +391,11 @@ def stream_rows(
 
 @contextmanager
 def reading(table: lance.LanceDataset) -> Iterator[None]:
-    """Turns exceptions that Lance raises for damaged data into InputError."""
+    """Turns exceptions that Lance raises for damaged data into DamagedError."""
     try:
         yield
     except (pa.ArrowException, OSError, RuntimeError) as error:
-        raise InputError(
+        raise DamagedError(
             f"{table.uri} cannot be read: {reason(error)}; `realm kb verify` checks all files"
         ) from error
 
