@@ -7,10 +7,11 @@ settings of earlier versions are constants now; the attribute `CONSTANTS` of a d
 import copy
 import dataclasses
 import json
+import math
 import tomllib
 import typing
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,8 +103,12 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     Settings without a key keep their defaults.
 
     Raises:
-        InputError: one line with all unknown keys, wrong types and values that a `__post_init__` refuses.
+        InputError: one line with all unknown keys, wrong types and values that a `__post_init__` refuses; or with the first
+            number that is NaN or infinite.
     """
+    for name, value in _numbers(values):
+        if not math.isfinite(value):
+            raise InputError(f"{where}: {name} is {value}: it must be a finite number")
     # Imported here, because the import is slow, and `realm --help` does not need pydantic.
     from pydantic import TypeAdapter, ValidationError
 
@@ -174,6 +179,15 @@ def _set(values: dict[str, Any], override: str) -> None:
         values[key] = text.strip()
     except (ValueError, RecursionError) as error:  # too many digits, or nested too deeply
         raise InputError(f"--set {shown(override)}: {error}") from None
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Names and values of the settings that are floating-point numbers."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield f"{prefix}{name}", value
 
 
 def _problem(cls: type, problem: dict[str, Any]) -> str:

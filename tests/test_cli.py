@@ -190,6 +190,8 @@ def main_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> i
         ("baseline drqa --kb kb --model m --train t --dev d --out o", "dev_questions=0"),
         ("pretrain --kb kb --model m --out o", "retriever_rate=-1.0"),
         ("pretrain --kb kb --model m --out o", "learning_rate=nan"),
+        ("pretrain --kb kb --model m --out o", "health.margin=nan"),
+        ("pretrain --kb kb --model m --out o", "health.gate=inf"),
         ("pretrain --kb kb --model m --out o", "titled=7.0"),
         ("pretrain --kb kb --model m --out o", "ict_batch=0"),
         ("pretrain --kb kb --model m --out o", "health.queries=0"),

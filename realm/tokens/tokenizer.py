@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from realm.errors import DamagedError, InputError, RealmError, first_line
+from realm.errors import DamagedError, InputError, RealmError, first_line, shown
 from realm.files import read_json
 from realm.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """BERT's special wordpieces; a vocabulary from `Tokenizer.train` begins with these wordpieces."""
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class Encoding(NamedTuple):
@@ -177,8 +179,18 @@ class Tokenizer:
         (folder / "tokenizer.json").write_text(self._json, encoding="utf-8")
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Wordpiece ids of each text, without special tokens."""
-        return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        """Wordpiece ids of each text, without special tokens.
+
+        Raises:
+            InputError: a text has one half of a surrogate pair.
+        """
+        try:
+            return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            for text in texts:
+                if isinstance(text, str) and _SURROGATE.search(text):
+                    raise InputError(f"{shown(text)} has one half of a surrogate pair") from None
+            raise
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
         """Wordpiece ids of each text with their character offsets."""

@@ -86,6 +86,16 @@ def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:
     assert seen >= 200
 
 
+@pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
+def test_a_question_with_half_of_a_surrogate_pair_is_one_clear_error(answerer, method) -> None:
+    for ask in (
+        lambda: answerer.answer_batch(["\ud83d where?"], method),
+        lambda: answerer.passages("\ud83d where?", 5, method),
+    ):
+        with pytest.raises(InputError, match=r"^'\\ud83d where\?' has one half of a surrogate pair$"):
+            ask()
+
+
 def test_an_evaluation_reads_as_many_passages_as_an_answer(tiny_kb, qa_folder, monkeypatch) -> None:
     """Also more than are listed in the predictions."""
     monkeypatch.setattr(question_sets, "DEPTH", 3)
