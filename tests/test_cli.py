@@ -268,10 +268,10 @@ def test_a_full_disk_is_one_line_with_the_room_that_is_left_where_the_file_is_kn
 
 
 def config_classes() -> dict[str, type]:
-    from realm.cli.questions import QuestionsConfig
     from realm.index.embedding import IndexConfig
     from realm.qa.pipeline import AnswerConfig
     from realm.qa.probe import ProbeConfig
+    from realm.questions import QuestionsConfig
     from realm.serve.settings import ServeConfig
     from realm.store.knowledge_base import KnowledgeBaseConfig
     from realm.train.adapt import AdaptConfig

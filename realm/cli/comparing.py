@@ -45,10 +45,14 @@ def add_commands(commands: "Commands[Parser]") -> None:
             action="append",
             default=[],
             help=f"change one setting of [{section}], or with TABLE.NAME=VALUE of another table: data, kb, mlm, ict, pretrain, "
-            "finetune or probe; can be given several times",
+            "finetune, probe, questions, knn or baseline.SYSTEM; can be given several times",
         )
         table.add_argument(
-            "--rows", metavar="ROW", nargs="+", help="make only these rows (default: all rows)"
+            "--rows",
+            metavar="ROW",
+            type=str.lower,
+            nargs="+",
+            help="make only these rows (default: all rows)",
         )
         table.add_argument(
             "--dir",
@@ -66,6 +70,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "--diff",
             metavar="ROW",
+            type=str.lower,
             nargs=2,
             help="run no stage, but show the questions that one of these two rows answered right and the other row wrong in an "
             "earlier run",
@@ -174,15 +179,15 @@ def _table(args: argparse.Namespace, title: str) -> None:
 
     from realm.cli import run
     from realm.compare import checks, table
-    from realm.compare.plan import STAGES, Plan
+    from realm.compare.plan import BASELINES, STAGES, Plan
     from realm.compare.rows import TABLES
     from realm.compare.settings import DataConfig, TableConfig
 
     of_table = {
         name: tuple(one.removeprefix(f"{name}.") for one in args.set if one.startswith(f"{name}."))
-        for name in ("data", *STAGES)
+        for name in ("data", *STAGES, *BASELINES)
     }
-    args.set = [one for one in args.set if one.partition(".")[0] not in of_table]
+    args.set = [one for one in args.set if not one.startswith(tuple(f"{name}." for name in of_table))]
     if unknown := [one for one in args.set if "." in one.partition("=")[0]]:
         raise InputError(f"--set {unknown[0]}: the table must be one of {', '.join(of_table)}")
     data = read_config(DataConfig, args.config, "data", of_table.pop("data"))

@@ -3,29 +3,12 @@
 import argparse
 import os
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, for_terminal, report, say_where, settings
-from realm.errors import InputError, at_least, check_shares
+from realm.errors import InputError
 from realm.files import write_json_lines
-
-
-@dataclass(frozen=True)
-class QuestionsConfig:
-    """Settings of `realm questions`."""
-
-    seed: int = 0
-    """Seed for the choice of questions, wordings and dev documents."""
-    dev_share: float = 0.1
-    """Share of documents whose questions are dev questions."""
-    documents: str = ""
-    """Questions are made only from documents whose id or title begins with this text; if it is empty, from all documents."""
-
-    def __post_init__(self) -> None:
-        at_least(self, seed=0)
-        check_shares(self, "dev_share")
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -56,7 +39,7 @@ class MadeJson(TypedDict):
 
 
 def _questions(args: argparse.Namespace) -> None:
-    from realm.questions import make_questions, split
+    from realm.questions import QuestionsConfig, make_questions, split
     from realm.store.knowledge_base import KnowledgeBase
 
     if args.review is not None:

@@ -218,7 +218,8 @@ def _command(plan: Plan, verb: str, *settings: str, **flags: str | Path) -> tupl
     """Arguments of `realm` for a command. `settings` come last, so that they win against the changed settings of the plan."""
     words = verb.split()
     named = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]
-    changed = [part for one in (*plan.changed.get(words[0], ()), *settings) for part in ("--set", one)]
+    table = ".".join(words) if words[0] == "baseline" else words[0]
+    changed = [part for one in (*plan.changed.get(table, ()), *settings) for part in ("--set", one)]
     config = () if plan.preset is None else ("--config", plan.preset)
     return (*words, *named, *changed, *config)
 

@@ -169,9 +169,15 @@ def markdown(report: TableJson) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def version_line(version: str, commit: str | None) -> str:
+    """A version of realm with its commit, if it has one."""
+    return version if commit is None else f"{version}, commit {commit}"
+
+
 def made_lines(by: MadeBy) -> list[str]:
     """Lines with version, settings and data on which the numbers depend."""
-    commit = "" if by["commit"] is None else f", commit {by['commit']}"
+    version = version_line(by["realm"], by["commit"])
+    stages = "; ".join(one for one in by.get("stages_by", []) if one != version)
     seeds = ", ".join(map(str, by["seeds"]))
     sets = (
         f"{key}: {one['n']:,} questions, digest {one['digest']}"
@@ -179,7 +185,8 @@ def made_lines(by: MadeBy) -> list[str]:
         for key, one in by["questions"].items()
     )
     return [
-        f"realm {by['realm']}{commit}",
+        f"realm {version}",
+        *([f"stages by realm {stages}"] if stages else []),
         f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
         f"commands that could run at the same time: {by.get('jobs', 1)}",
         f"{by['passages']:,} passages, fingerprint {by['corpus']}",

@@ -20,7 +20,7 @@ DIR/reports/probe-START[-SEED].json   retrieval and reading of masked facts, of 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from realm.compare.rows import (
     BM25,
@@ -40,8 +40,11 @@ from realm.errors import InputError
 from realm.model.manifest import read_manifest
 from realm.qa.probe import ProbeConfig
 from realm.qa.question_files import read_questions
+from realm.questions import QuestionsConfig
 from realm.settings import read_config
 from realm.store.settings import KnowledgeBaseConfig
+from realm.systems.knn_lm import KnnConfig
+from realm.systems.system import SYSTEMS, module_of
 from realm.train.finetune import FinetuneConfig
 from realm.train.ict import IctConfig
 from realm.train.mlm import MlmConfig
@@ -61,8 +64,11 @@ STAGES = {
     "pretrain": PretrainConfig,
     "finetune": FinetuneConfig,
     "probe": ProbeConfig,
+    "questions": QuestionsConfig,
+    "knn": KnnConfig,
 }
-"""Tables of the preset whose settings can be changed for one table -> their settings."""
+"""Tables of the preset that configure the stages -> their settings. The tables in `BASELINES` come in addition."""
+BASELINES = tuple(f"baseline.{system}" for system in SYSTEMS)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Plan:
     folder: Path
     table: Mapping[str, Row]
     changed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """A name in `STAGES` -> settings, as NAME=VALUE, that differ from the preset."""
+    """A name in `STAGES` or `BASELINES` -> settings, as NAME=VALUE, that differ from the preset."""
 
     # -- what is measured -----------------------------------------------------------------------------------------
 
@@ -159,8 +165,7 @@ class Plan:
                 rebuilt, because `pretrain.refresh.every` is 0 or `pretrain.steps` is too small.
         """
         self.rows()
-        for name, config in STAGES.items():
-            self._stage(config, name)
+        self.stages()
         if self.probed() and not self._stage(KnowledgeBaseConfig, "kb").held_out:
             raise InputError(
                 "kb.held_out is 0, but the tables measure models on masked facts in held-out passages: set it, as "
@@ -187,6 +192,20 @@ class Plan:
                 f"is {every} and pretrain.steps is {steps}, so the index would never be rebuilt: raise pretrain.steps, lower "
                 "pretrain.refresh.every (0 means never), or leave out the row stale"
             )
+
+    def stages(self) -> dict[str, Any]:
+        """A name in `STAGES`, or in `BASELINES` if a row needs it or a setting was changed -> all settings of this table.
+
+        Raises:
+            InputError: a setting cannot be used.
+        """
+        systems = {f"baseline.{row.system}" for row in self.rows().values() if row.system}
+        configs = {
+            name: module_of(name.partition(".")[2]).Config
+            for name in BASELINES
+            if name in {*systems, *self.changed}
+        }
+        return {name: self._stage(config, name) for name, config in (STAGES | configs).items()}
 
     @property
     def pretrain(self) -> PretrainConfig:

@@ -128,6 +128,9 @@ class MadeBy(TypedDict):
     """Version of realm."""
     commit: str | None
     """Commit of the checkout of realm, with "-dirty" if files differ from the commit; None for an installed package."""
+    stages_by: list[str]
+    """The different versions, with their commits, that finished the stages in the folder, also in earlier calls. A report of an
+    earlier version has no such key."""
     preset: str | None
     jobs: int
     """Number of commands that could run at the same time, on which the times depend."""
@@ -136,6 +139,8 @@ class MadeBy(TypedDict):
     settings: dict[str, Any]
     """The settings of [compare] or [ablate]. The key "data" has those of [data]. Keys such as "pretrain" have the settings of a
     stage that were changed with --set."""
+    stages: dict[str, dict[str, Any]]
+    """Table of the preset, such as "pretrain" -> all settings of its stage. A report of an earlier version has no such key."""
     passages: int
     corpus: str
     """Fingerprint of the knowledge base."""

@@ -59,7 +59,8 @@ def run(
     _keep_data(plan, split, named)
     _write_documents(plan)
     with PeakMemory() as memory:
-        record = Record(folder / "stages.json", memory)
+        commit = _commit(Path(__file__))
+        record = Record(folder / "stages.json", memory, layout.version_line(__version__, commit))
 
         def run_all(chains: Iterable[Chain]) -> None:
             if jobs == 1:
@@ -75,7 +76,7 @@ def run(
         run_all(commands.reading(plan))
         run_all(commands.training(plan))
         run_all(commands.measuring(plan))
-    report = results.read(plan, _made_by(plan, split, reading, jobs))
+    report = results.read(plan, _made_by(plan, split, reading, jobs, commit, record))
     name = title.lower().replace(" ", "")  # both tables can be in the same folder
     write_json(folder / f"{name}.json", report)
     (folder / f"{name}.md").write_text(layout.markdown(report), encoding="utf-8")
@@ -291,7 +292,9 @@ def _test_questions(plan: Plan) -> list[Question]:
     return [question for questions in _tests(plan).values() for question in questions]
 
 
-def _made_by(plan: Plan, split: Split, reading: Split | None, jobs: int) -> results.MadeBy:
+def _made_by(
+    plan: Plan, split: Split, reading: Split | None, jobs: int, commit: str | None, record: Record
+) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
     if reading is not None:
         files[READING] = plan.questions(f"{READING}-train")
@@ -299,7 +302,8 @@ def _made_by(plan: Plan, split: Split, reading: Split | None, jobs: int) -> resu
     kb = KnowledgeBase.open(plan.kb)
     return {
         "realm": __version__,
-        "commit": _commit(Path(__file__)),
+        "commit": commit,
+        "stages_by": record.versions(),
         "preset": plan.preset,
         "jobs": jobs,
         "seeds": list(plan.config.seeds),
@@ -307,6 +311,7 @@ def _made_by(plan: Plan, split: Split, reading: Split | None, jobs: int) -> resu
         "settings": json.loads(
             json.dumps({**asdict(plan.config), "data": asdict(plan.data), **plan.changed})
         ),
+        "stages": json.loads(json.dumps({name: asdict(config) for name, config in plan.stages().items()})),
         "passages": len(kb),
         "corpus": kb.fingerprint,
         "questions": {

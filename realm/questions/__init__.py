@@ -18,8 +18,10 @@ pattern. Questions are in lower case with a question mark, as in WebQuestions. T
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from realm.errors import at_least, check_shares
 from realm.qa.scoring.metrics import normalise_answer
 from realm.questions.drafts import draft_questions
 from realm.questions.lines import line_of
@@ -30,10 +32,26 @@ from realm.questions.sound import is_sound, tidy
 from realm.questions.topics import Topic, topic_of
 from realm.text.corpus import Passage
 
-__all__ = ["MadeQuestion", "make_questions", "split"]
+__all__ = ["MadeQuestion", "QuestionsConfig", "make_questions", "split"]
 
 SENTENCE_CHARACTERS = 1000
 """Longest sentence from which questions are made; a longer one is probably a table or a list."""
+
+
+@dataclass(frozen=True)
+class QuestionsConfig:
+    """Settings of `realm questions`."""
+
+    seed: int = 0
+    """Seed for the choice of questions, wordings and dev documents."""
+    dev_share: float = 0.1
+    """Share of documents whose questions are dev questions."""
+    documents: str = ""
+    """Questions are made only from documents whose id or title begins with this text; if it is empty, from all documents."""
+
+    def __post_init__(self) -> None:
+        at_least(self, seed=0)
+        check_shares(self, "dev_share")
 
 
 class MadeQuestion(NamedTuple):

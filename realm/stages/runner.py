@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
+from realm import __version__
 from realm.files import read_json, write_json
 from realm.stages.memory import PeakMemory
 from realm.stages.tables import paragraph
@@ -136,6 +137,8 @@ class Spent(TypedDict):
     command: str
     seconds: float
     done: bool
+    version: str
+    """Version of realm that finished the stage. A file of an earlier version has no such key."""
 
 
 class Costs(TypedDict):
@@ -148,8 +151,8 @@ class Costs(TypedDict):
 class Record:
     """The cost of each stage, stored in a file, so that the costs of an interrupted demo are added up."""
 
-    def __init__(self, file: Path, memory: PeakMemory):
-        self._file, self._memory = file, memory
+    def __init__(self, file: Path, memory: PeakMemory, version: str = __version__):
+        self._file, self._memory, self._version = file, memory, version
         self._writing = threading.Lock()  # stages that run at the same time are timed in several threads
         self._stages: dict[str, Spent] = {}
         self._memory_before, self._ran = 0.0, False
@@ -170,7 +173,12 @@ class Record:
         finally:
             seconds = round(spent + time.monotonic() - started, 1)
             with self._writing:
-                self._stages[stage.name] = {"command": command_line(stage), "seconds": seconds, "done": done}
+                self._stages[stage.name] = {
+                    "command": command_line(stage),
+                    "seconds": seconds,
+                    "done": done,
+                    "version": self._version,
+                }
                 costs: Costs = {"stages": self._stages, "peak_memory_mb": self.peak_memory_mb()}
                 write_json(self._file, costs)
 
@@ -191,6 +199,10 @@ class Record:
         """Note for the output if the files of the stage were made by a different command; otherwise ""."""
         made = self._stages[stage.name]["command"] if stage.name in self._stages else command_line(stage)
         return "" if made == command_line(stage) else f", made by: {made}"
+
+    def versions(self) -> list[str]:
+        """The different versions of realm that finished the stages, sorted."""
+        return sorted({one["version"] for one in self._stages.values() if one["done"] and "version" in one})
 
     def seconds(self) -> dict[str, float]:
         """Name of a stage -> seconds, and "total" -> sum of these seconds."""

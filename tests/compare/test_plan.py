@@ -55,6 +55,9 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         "pretrain": ("steps=2400", "refresh.every=38"),
         "kb": ("passage_tokens=64",),
         "probe": ("queries=8000",),
+        "knn": ("passages=9",),
+        "questions": ("dev_share=0.2",),
+        "baseline.t5": ("steps=7000",),
     }
     made = Plan(TableConfig(seeds=(0, 1)), DataConfig(), "tables", Path("t"), TABLE_2, changed)
     assert (made.pretrain.steps, made.pretrain.refresh.every) == (2400, 38)
@@ -65,6 +68,20 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         assert (given["steps"], given["seed"], given["refresh.every"]) == ("2400", "1", str(every))
     assert "steps=2400" not in commands._make_start(made, "ict", 0).argv
     assert "queries=8000" in commands._probe(made, Path("model"), Path("report")).argv
+    assert made.stages()["kb"].passage_tokens == 64 and made.stages()["baseline.t5"].steps == 7000
+    made = replace(made, table=TABLE_1, config=TableConfig(rows=("t5", "drqa", "realm"), answer_seeds=1))
+    given = {
+        stage.name: stage.argv
+        for part in (commands.preparing, commands.training, commands.measuring)
+        for chain in part(made)
+        for stage in chain.stages
+    }
+    for setting, stage in (
+        ("passages=9", "knn"),
+        ("dev_share=0.2", "questions"),
+        ("steps=7000", "baseline t5 t5"),
+    ):
+        assert [name for name, argv in given.items() if setting in argv] == [stage]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +94,11 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         (
             "serve.port=1",
             "--set serve.port=1: the table must be one of data, kb, mlm, ict, pretrain, finetune, probe",
+        ),
+        ("baseline.t5.stepz=3", "unknown key stepz"),
+        (
+            "baseline.atlas.steps=3",
+            "--set baseline.atlas.steps=3: the table must be one of data, kb",
         ),
     ],
 )

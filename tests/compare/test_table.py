@@ -198,6 +198,17 @@ def test_a_narrow_terminal_shows_the_columns_that_fit(compared) -> None:
         assert any(line.startswith(row["label"]) for line in narrow)
 
 
+def test_the_report_has_all_settings_with_which_each_stage_was_trained(home, compared) -> None:
+    stages = compared["made_by"]["stages"]
+    for name, model in (("pretrain", "models/realm"), ("ict", "models/ict"), ("finetune", "rows/realm")):
+        used = json.loads((home.table1 / model / "realm.json").read_text())["stages"][-1]
+        differing = {key for key, value in stages[name].items() if used[key] != value}
+        assert used["stage"] == name and differing <= {
+            "precision"
+        }  # a model names the precision that "auto" chose
+    assert stages["baseline.t5"]["steps"] == 2 and stages["knn"]["passages"] == 0
+
+
 def test_a_finished_table_is_only_read_again(home, compared) -> None:
     text = printed(*home.words("compare", home.table1))
     assert "$ realm" not in text
@@ -370,15 +381,22 @@ def test_a_row_that_was_trained_again_is_measured_again(home, compared, tmp_path
     for model in (folder / "rows" / "orqa" / "realm.json", folder / "rows" / "drqa" / "system.json"):
         later = model.stat().st_mtime + 1000
         os.utime(model, (later, later))
+    record = json.loads((folder / "stages.json").read_text())
+    for stage in record["stages"].values():
+        stage["version"] = "0.0.1, commit abc"
+    (folder / "stages.json").write_text(json.dumps(record))
     text = printed(*home.words("compare", folder))
     run = {
         line.split("rows/")[1].split()[0] for line in text.splitlines() if line.startswith("$ realm evaluate")
     }
     assert run == {"orqa", "drqa"}
+    by = json.loads((folder / "table1.json").read_text())["made_by"]
+    now = layout.version_line(by["realm"], by["commit"])
+    assert by["stages_by"] == ["0.0.1, commit abc", now] and "stages by realm 0.0.1, commit abc\n" in text
 
 
 def test_disagreements_name_questions_that_only_one_row_answers(home, compared) -> None:
-    text = printed(*home.words("compare", home.table1, "--diff", "orqa", "realm"))
+    text = printed(*home.words("compare", home.table1, "--diff", "ORQA", "REALM"))
     for test in TESTS:
         counts = compared["rows"]["orqa"]["tests"][test]["less"]
         assert f"{test}: REALM, X = Z is right and ORQA is wrong for {counts['only_a']} questions" in text
