@@ -6,7 +6,9 @@ BIN := .venv/bin
 # Many tests start processes of realm. Where this variable is set, as in many containers, each would compile the package again.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 PARALLEL := -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-# Commands that `make tables` runs at the same time, each with its share of the cores. Small networks use one core well, and two badly.
+# The preset of `make tables`, and the number of its commands that run at the same time, each with its share of the cores. Small networks
+# use one core well, and two badly.
+PRESET ?= tables
 JOBS ?= 2
 INSTALLED := .venv/installed
 INSTALLED_DEV := .venv/installed-dev
@@ -42,8 +44,8 @@ demo-full: install
 
 tables: install
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[compare]'
-	$(BIN)/realm compare tables --dir tables --jobs $(JOBS)
-	$(BIN)/realm ablate tables --dir tables --jobs $(JOBS)
+	$(BIN)/realm compare $(PRESET) --dir $(PRESET) --jobs $(JOBS)
+	$(BIN)/realm ablate $(PRESET) --dir $(PRESET) --jobs $(JOBS)
 
 test: install-dev
 	$(BIN)/ruff check
