@@ -97,12 +97,47 @@ def test_rows_below_headings_are_sentences_with_the_names_of_the_columns() -> No
     assert blocks("<table><tr><th>Capital<td>Paris<tr><th>Area<td>5") == ["Capital | Paris", "Area | 5"]
 
 
+def test_cells_that_span_rows_and_columns_are_in_the_sentence_of_each_row() -> None:
+    head = "<th rowspan=2>Year<th colspan=2><a href=p>People</a><tr><th>Men<th>Women"
+    rows = (
+        "<tr><td rowspan=2><a href=y>1900</a><td>400<td>300<tr><td>500<td>350<tr><td colspan=3>After the flood"
+        "<tr><th>2000<td colspan=2>none<tr><td>2001<td>900"
+    )
+    page = read_page(f"<table><tr><th colspan=3>Towns<tr>{head}{rows}</table>End.")
+    assert page.text.split("\n\n") == [
+        "Towns",
+        "Year: 1900; People, Men: 400; People, Women: 300.",
+        "Year: 1900; People, Men: 500; People, Women: 350.",
+        "After the flood",
+        "Year: 2000; People, Men: none; People, Women: none.",
+        "2001 | 900",
+        "End.",
+    ]
+    assert [(one.address, page.text[one.start :][:5]) for one in page.anchors] == [("y", "1900;")] * 2
+    groups = (
+        "<thead><tr><th rowspan=9>A<th>B</thead><tbody><tr><td rowspan=0>1<td>2<tr><td>3<tbody><tr><td>4<td>5"
+    )
+    assert read_page(f"<table>{groups}</table>").text.split("\n\n") == [
+        "A: 1; B: 2.",
+        "A: 1; B: 3.",
+        "A: 4; B: 5.",
+    ]
+    blocks = "<tr><td rowspan=2><p>One.<p>Two.<td>1<tr><td>2<tr><td>3<td>4"
+    text = read_page(f"<table><tr><th>A<th>B{blocks}</table>").text
+    assert text.split("\n\n") == ["One.", "Two.", "1", "2", "A: 3; B: 4."]
+
+
 @example([["<th>{}"] * 2, ["<td>{}"] * 3])
+@example([["<th>{}"] * 3, ["<th>{}"] * 2, ["<td>{}"] * 3, ["<td>{}"] * 2])
 @example([["<th>{}"] * 2, ["<td>{}", "<td><p>{}</p><p>x"]])
 @given(
     st.lists(
         st.lists(
-            st.sampled_from(["<td>{}", "<th>{}", "<td><p>{}", "<td><div>{}</div>", "<td>{}<table><tr><td>q"])
+            st.sampled_from(
+                "<td>{},<th>{},<td><p>{},<td><div>{}</div>,<td>{}<table><tr><td>q,<td rowspan=2>{},<th colspan=2>{}".split(
+                    ","
+                )
+            )
         ),
         max_size=5,
     )

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from lxml import etree
 
+from realm.documents.formats.grid import cell_of
 from realm.documents.formats.records import Reason, Record, Unreadable
-from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.rows import Table
 from realm.documents.formats.titles import file_title, without_title
 from realm.text.corpus import Section
 from realm.text.fields import NO_FIELDS, read_value
@@ -73,8 +74,8 @@ class PageError(ValueError):
 def read_page(source: str) -> Page:
     """The visible text of a page, with blank lines between blocks.
 
-    In a table that begins with a row of headings, each other row is a sentence (`sentence_of`), and the row of headings is left
-    out. In all other rows, " | " is between the cells.
+    In a table that begins with rows of headings, each other row is a sentence (`Table`), and the rows of headings are left out.
+    In all other rows, " | " is between the cells.
 
     Raises:
         PageError: elements are nested deeper than `DEEPEST`.
@@ -196,12 +197,15 @@ _LINKED = "\x03"
 """Character before and after the number of a link in the text that is collected. HTML does not allow this character."""
 _MARK = re.compile(f"{_MARKED}([1-6])|{_LINKED}([0-9]+){_LINKED}")
 _NO_MARKS = str.maketrans("", "", _MARKED + _LINKED)
+_SEVERAL_BLOCKS = "\n\n"
+"""Between two blocks in the text that is collected."""
 _SPACES = re.compile(r"[^\S\n]+")
 _WHITE = re.compile(r"\s+")
 _BLOCK = frozenset(
     "address article aside blockquote body caption dd dt dl details dialog div fieldset figcaption figure footer form"
     " h1 h2 h3 h4 h5 h6 header hr li main ol ul p pre section summary table tbody tfoot thead tr".split()
 )
+_ROW_GROUPS = frozenset("tbody tfoot thead".split())
 _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
@@ -223,44 +227,52 @@ _PERMALINKS = frozenset("¶ # § 🔗".split())
 _MOST_META = 1_000
 
 
+class _Cell(NamedTuple):
+    """A cell of the row that is being read."""
+
+    place: int
+    """Place in the collected text of the separator with which the cell begins."""
+    is_heading: bool
+    colspan: str | None
+    rowspan: str | None
+
+
 class _Table:
-    """The headings of an open table, and the row that is being read. A cell begins with a separator in the collected text."""
+    """An open table, and the row that is being read."""
 
     def __init__(self) -> None:
-        self.headings: list[str] = []
-        self.cells: list[int] = []
-        """Places of the separators of the cells of the row in the collected text."""
-        self.only_headings = True
-        """Whether all cells of the row are headings."""
+        self.cells: list[_Cell] = []
         self.has_table = False
         """Whether a cell of the row has a table."""
-        self._row_of_headings: tuple[int, list[str]] = 0, []
-        """Place and parts of the row of headings in the collected text, until a sentence has the headings."""
+        self.rows = Table()
+        self._headings: list[tuple[int, list[str]]] = []
+        """Place and parts in the collected text of each row of headings, until a sentence has the headings."""
 
     def end_row(self, text: list[str]) -> None:
-        """Makes a sentence of the row at the end of `text`, or takes the row as the headings of the table.
+        """Makes a sentence of the row at the end of `text`, if it can be one (`Table`).
 
-        A row stays as it is if it has another number of cells than the headings, or a cell of several blocks. The row of
-        headings is removed if a sentence follows.
+        The rows of headings are removed if a sentence follows.
         """
-        cells = [place for place in self.cells if place < len(text)]
-        only_headings, has_table = self.only_headings, self.has_table
-        self.cells, self.only_headings, self.has_table = [], True, False
-        if len(cells) < 2 or has_table:
-            return
-        ends = [*cells[1:], len(text)]
-        words = ["".join(text[place + 1 : end]).strip() for place, end in zip(cells, ends, strict=True)]
-        if any("\n\n" in one for one in words):
-            return
-        if only_headings and not self.headings:
-            self.headings = [" ".join(_MARK.sub("", one).split()) for one in words]
-            self._row_of_headings = cells[0], text[cells[0] :]
-        elif len(words) == len(self.headings) and any(words):
-            text[cells[0] :] = ["\n\n", sentence_of(self.headings, words)]
-            place, parts = self._row_of_headings
-            if text[place : place + len(parts)] == parts:
-                text[place : place + len(parts)] = [""] * len(parts)
-            self._row_of_headings = 0, []
+        cells = [cell for cell in self.cells if cell.place < len(text)]
+        ends = [*(cell.place for cell in cells[1:]), len(text)]
+        if self.has_table:  # the text of a table in a table is joined once, not by each table around it
+            words = [_SEVERAL_BLOCKS] * len(cells)
+        else:
+            words = [
+                "".join(text[cell.place + 1 : end]).strip() for cell, end in zip(cells, ends, strict=False)
+            ]
+        if not self.rows.headings and all(cell.is_heading for cell in cells):
+            words = [one if _SEVERAL_BLOCKS in one else " ".join(_MARK.sub("", one).split()) for one in words]
+        self.cells, self.has_table = [], False
+        row = self.rows.row([cell_of(one, *cell[1:]) for one, cell in zip(words, cells, strict=True)])
+        if row.is_headings:
+            self._headings.append((cells[0].place, text[cells[0].place :]))
+        elif row.sentence:
+            text[cells[0].place :] = ["\n\n", row.sentence]
+            for place, parts in self._headings:
+                if text[place : place + len(parts)] == parts:
+                    text[place : place + len(parts)] = [""] * len(parts)
+            self._headings = []
 
 
 class _Taken:
@@ -303,6 +315,8 @@ class _Taken:
             if self._tables:
                 self._tables[-1].has_table = True
             self._tables.append(_Table())
+        elif tag in _ROW_GROUPS and self._tables:
+            self._tables[-1].rows.end_group()
         if tag == "p" and self._in_cell():
             self._paragraph_ended = self._cell_has_text
         elif tag in _BLOCK:
@@ -312,8 +326,8 @@ class _Taken:
             self.text.append("\n")
         elif tag in ("td", "th"):
             if self._tables:
-                self._tables[-1].cells.append(len(self.text))
-                self._tables[-1].only_headings &= tag == "th"
+                spans = attributes.get("colspan"), attributes.get("rowspan")
+                self._tables[-1].cells.append(_Cell(len(self.text), tag == "th", *spans))
             self.text.append(" | " if self._row_started else "\n\n")
             self._row_started = True
             self._cell_has_text = self._paragraph_ended = False
@@ -328,6 +342,8 @@ class _Taken:
             self._address = None
         if tag in ("tr", "table") and self._tables:
             self._tables[-1].end_row(self.text)
+        elif tag in _ROW_GROUPS and self._tables:
+            self._tables[-1].rows.end_group()
         if tag == "table" and self._tables:
             self._tables.pop()
         if tag == "p" and self._in_cell():

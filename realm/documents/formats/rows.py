@@ -1,6 +1,10 @@
 """Rows of tables as sentences, which keep their meaning in a passage without the heading of the table."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from typing import NamedTuple
+
+from realm.documents.formats.grid import Cell, Grid
 
 
 def sentence_of(headings: Sequence[str], cells: Sequence[str]) -> str:
@@ -14,3 +18,54 @@ def sentence_of(headings: Sequence[str], cells: Sequence[str]) -> str:
     pairs = zip(headings, cells, strict=True)
     sentence = "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+
+class Row(NamedTuple):
+    """What becomes of a row of a table. A row that is neither a sentence nor headings stays as it is."""
+
+    sentence: str = ""
+    is_headings: bool = False
+    """Whether the row is part of the headings, which are left out as soon as a row becomes a sentence."""
+
+
+class Table:
+    """Makes sentences of the rows of a table, one after the other.
+
+    The first row with only headings, and those that follow it directly, are the headings of the columns. A row stays as it is
+    if it has another number of places than the headings, or a single cell, such as the title of the rows below it.
+
+    >>> table = Table()
+    >>> table.row([Cell("Year", True, rows=2), Cell("People", True, columns=2)])
+    Row(sentence='', is_headings=True)
+    >>> table.row([Cell("Men", True), Cell("Women", True)])
+    Row(sentence='', is_headings=True)
+    >>> table.row([Cell("1900"), Cell("400"), Cell("300")]).sentence
+    'Year: 1900; People, Men: 400; People, Women: 300.'
+    """
+
+    def __init__(self) -> None:
+        self.headings: list[str] = []
+        """The heading of each column, from the first row below the headings on."""
+        self._heading_rows: list[list[str]] = []
+        self._grid = Grid()
+
+    def row(self, cells: Sequence[Cell]) -> Row:
+        """What becomes of the next row. A text with a blank line has several blocks, which no sentence can hold."""
+        places = self._grid.places(cells)
+        if not any(cell.text for cell in cells):
+            return Row()
+        texts = [cell.text for cell in places]
+        stays = len(places) < 2 or any("\n\n" in text for text in texts)
+        if not stays and not self.headings and all(cell.is_heading for cell in cells):
+            self._heading_rows.append(texts)
+            return Row(is_headings=True)
+        if self._heading_rows and not self.headings:
+            columns = zip_longest(*self._heading_rows, fillvalue="")
+            self.headings = [", ".join(dict.fromkeys(filter(None, column))) for column in columns]
+        if stays or len(texts) != len(self.headings) or not self._grid.take(sum(map(len, self.headings))):
+            return Row()
+        return Row(sentence_of(self.headings, texts))
+
+    def end_group(self) -> None:
+        """Ends a group of rows, such as the head of a table."""
+        self._grid.end_group()

@@ -368,7 +368,8 @@ def _key(page: Page, dropped: list[str]) -> bytes:
 @cache
 def parser_version() -> str:
     """The version of the parser's library, and a digest of the code that makes text from the parser's output."""
-    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("titles.py", "wikitext.py"))
+    files = ("titles.py", "wikitext.py", "../formats/grid.py", "../formats/rows.py")
+    code = b"".join((Path(__file__).parent / name).read_bytes() for name in files)
     return f"{version('mwparserfromhell')} {hashlib.sha256(code).hexdigest()}"
 
 

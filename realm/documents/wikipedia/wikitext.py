@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import mwparserfromhell
 from mwparserfromhell import nodes
 
-from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.grid import Cell, cell_of
+from realm.documents.formats.rows import Table
 from realm.documents.wikipedia.titles import linked_title
 from realm.text.corpus import Link
 
@@ -301,20 +302,30 @@ class _Taken:
 
     def _rows(self, code: Any) -> Iterator[str]:
         """A line for each row of a table: "heading: cell; heading: cell." or, without headings, "cell | cell"."""
-        headings: list[str] = []
+        table = Table()
+        lines: list[str] = []
+        headings: list[int] = []  # lines that are left out if a sentence follows
         for cells in _rows_of(code):
             texts = [self.inside(cell.contents) for cell in cells]
             if texts and texts[0].startswith("+"):  # a caption, for which the parser has no tag
-                yield texts.pop(0).removeprefix("+").strip()
+                lines.append(texts.pop(0).removeprefix("+").strip())
                 cells.pop(0)
-            if not any(texts):
+            if not cells:  # MediaWiki makes no row of it, so no cell from above spans it
                 continue
-            if not headings and len(texts) > 1 and all(str(cell.tag) == "th" for cell in cells):
-                headings = texts
-            elif len(texts) == len(headings):
-                yield sentence_of(headings, texts)
-            else:
-                yield " | ".join(texts)
+            row = table.row([_cell(cell, text) for cell, text in zip(cells, texts, strict=True)])
+            if row.is_headings:
+                headings.append(len(lines))
+            elif row.sentence:
+                while headings:
+                    lines[headings.pop()] = ""
+            if any(texts):
+                lines.append(row.sentence or " | ".join(texts))
+        yield from filter(None, lines)
+
+
+def _cell(node: Any, text: str) -> Cell:
+    spans = [str(node.get(name).value) if node.has(name) else None for name in ("colspan", "rowspan")]
+    return cell_of(text, str(node.tag) == "th", *spans)
 
 
 def _rows_of(code: Any) -> Iterator[list[Any]]:

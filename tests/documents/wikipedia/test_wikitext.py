@@ -49,6 +49,27 @@ def test_lists_and_tables_become_lines_and_lists_of_sources_vanish() -> None:
     assert read_wikitext(markup).text == text
 
 
+def test_cells_that_span_rows_and_columns_are_in_the_sentence_of_each_row() -> None:
+    markup = (
+        "{| class=wikitable\n! colspan=9|Towns\n|-\n! rowspan=2|Year !! colspan=2|People\n|-\n!Men!!Women\n|-\n"
+        "|rowspan=2|[[1900]]||400||300\n|-\n|500||350\n|-\n|-\n! colspan=3|After the flood\n|-\n"
+        "!2000\n|colspan=2|none\n|-\n|2001\n|900\n|}"
+    )
+    found = read_wikitext(markup)
+    assert found.text.split("\n") == [
+        "Towns",
+        "Year: 1900; People, Men: 400; People, Women: 300.",
+        "Year: 1900; People, Men: 500; People, Women: 350.",
+        "After the flood",
+        "Year: 2000; People, Men: none; People, Women: none.",
+        "2001 | 900",
+    ]
+    assert [found.text[link.start :][:5] for link in found.links] == ["1900;"] * 2
+    below = "{|\n!A!!rowspan=2|B\n|-\n!A\n|-\n|1||rowspan=9|2\n|-\n|3\n|}"
+    assert read_wikitext(below).text == "A: 1; B: 2.\nA: 3; B: 2."
+    assert read_wikitext("{|\n!A!!B\n|-\n!1!!2\n|}").text == "A | B\n1 | 2"  # only headings
+
+
 @pytest.mark.parametrize(
     "template", ["disambiguation", "Disambig", "dab", "Human name disambiguation", "Geodis"]
 )
