@@ -10,8 +10,10 @@ from libzim.writer import Creator
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from realm.documents.reading import read_documents
+from realm.documents.formats.records import Reason
+from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
+from realm.text.corpus import Link
 from tests.documents.writers import ZimPage, read
 
 # -- ZIM
@@ -65,6 +67,89 @@ def test_links_of_a_zim_archive_are_the_titles_of_its_pages(tmp_path: Path) -> N
         ("Ouse?", "River"),
     ]
     assert documents["Settlement"].links == ()
+
+
+REFERENCE = '<sup class="mw-ref reference" id="cite_ref-1"><a href="#cite_note-1">[1]</a></sup>'
+FORMULA = (
+    '<span class="mwe-math-element"><math><semantics><mi>x</mi><annotation>{\\displaystyle x}</annotation></semantics></math>'
+    '<img class="mwe-math-fallback-image-inline" alt="x"></span>'
+)
+
+
+def section(level: int, words: str, text: str) -> str:
+    """A section as mwoffliner writes it; `text` may contain further sections."""
+    edit = '<span class="mw-editsection">[<a href="edit">edit</a>]</span>'
+    return (
+        f'<details data-level="{level}" open=""><summary class="section-heading"><h{level} id="{words}">{edit}{words}'
+        f"</h{level}></summary>{text}</details>"
+    )
+
+
+def wiki_page(title: str, text: str) -> str:
+    """A page of Wikipedia as mwoffliner writes it."""
+    footer = 'This article is issued from <a href="https://en.wikipedia.org">Wikipedia</a>.'
+    return (
+        f"<!DOCTYPE html><html class='client-js'><head><title>{title}</title></head><body class=\"mediawiki skin-minerva\">"
+        f'<div id="content" class="mw-body"><h1 id="titleHeading">{title}</h1><div id="mw-content-text">'
+        f'<div class="mw-parser-output">{text}</div></div></div>'
+        f"<!--htdig_noindex--><div style='clear:both'>{footer}</div><!--/htdig_noindex-->"
+        f'<div class="zim-footer">{footer}</div></body></html>'
+    )
+
+
+WIKI_PAGE = wiki_page(
+    "Arden",
+    '<div class="hatnote">For other uses, see <a class="mw-disambig" href="Arden_(disambiguation)">Arden</a>.</div>'
+    '<table class="box-More_citations ambox metadata"><tr><td>This article needs <p>more sources.</p></td></tr></table>'
+    '<table class="infobox vcard"><tbody><tr><th colspan="2">Arden</th></tr><tr><th>Country</th><td>France</td></tr></table>'
+    '<figure class="mw-default-size"><img src="x.png"><figcaption>The bridge</figcaption></figure>'
+    f'<style>p {{}}</style><p><b>Arden</b> is a town{REFERENCE} on the <a href="Ouse">Ouse</a>.</p>'
+    + section(
+        2,
+        "History",
+        f"<p>Its mint struck{FORMULA} coins.</p>"
+        + section(3, "Mint", "<p>It closed in 1437.</p>")
+        + f'<table class="wikitable"><tr><th>Year</th><th>People{REFERENCE}</th></tr>'
+        f"<tr><td>1900{REFERENCE}</td><td>400</td></tr></table>"
+        '<ul class="gallery"><li class="gallerybox"><div class="gallerytext">The tower</div></li></ul>',
+    )
+    + section(
+        2,
+        "See  also",
+        '<ul><li><a href="Ouse">Ouse</a></li></ul>' + section(3, "Rivers", '<p><a href="Ouse">Ouse</a></p>'),
+    )
+    + section(2, "Legacy", "<p>It is remembered.</p>" + section(3, "Notes", "<p>A note.</p>"))
+    + section(
+        2, "References", f'<div class="reflist"><ol class="references"><li>A Book.{FORMULA}</li></ol></div>'
+    )
+    + section(2, "Economy", "<p>It sells wool.</p>")
+    + section(2, "External links", "<table><tr><td><ul><li>Official site</li></ul></td></tr></table>")
+    + '<div role="navigation" class="navbox"><table><tr><th>Towns</th><td><p>Brack</p></td></tr></table></div>',
+)
+WIKI_TEXT = (
+    "Arden is a town on the Ouse.\n\nHistory\n\nIts mint struck coins.\n\nMint\n\nIt closed in 1437.\n\n"
+    "Year: 1900; People: 400.\n\nLegacy\n\nIt is remembered.\n\nEconomy\n\nIt sells wool."
+)
+
+
+def test_the_text_of_a_page_of_wikipedia_is_its_article_without_boxes_and_sources(tmp_path: Path) -> None:
+    box = '<div id="disambigbox" class="metadata dmbox dmbox-disambig"><p>Topics with the same name</p></div>'
+    property_of_parsoid = '<meta property="mw:PageProp/disambiguation" id="mwAQ"/>'
+    with Creator(str(tmp_path / "wiki.zim")) as archive:
+        archive.add_item(ZimPage("A/Arden", "Arden", WIKI_PAGE))
+        archive.add_item(ZimPage("A/Ouse", "Ouse", wiki_page("Ouse", "<p>A river.</p>")))
+        archive.add_item(ZimPage("A/Brack", "Brack", wiki_page("Brack", f"<p>Brack may be:</p>{box}")))
+        archive.add_item(
+            ZimPage("A/Croft", "Croft", wiki_page("Croft", f"{property_of_parsoid}Croft may be:"))
+        )
+        archive.add_item(
+            ZimPage("A/Dunmore", "Dunmore", wiki_page("Dunmore", section(2, "Notes", "<p>x</p>")))
+        )
+    report = ReadingReport()
+    documents = {one.title: one for one in read_documents([str(tmp_path / "wiki.zim")], report=report)}
+    assert {title: one.text for title, one in documents.items()} == {"Arden": WIKI_TEXT, "Ouse": "A river."}
+    assert documents["Arden"].links == (Link(WIKI_TEXT.index("Ouse"), "Ouse"),)
+    assert report.reasons == {Reason.DISAMBIGUATION: 2, Reason.NO_TEXT: 1}
 
 
 def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:

@@ -150,6 +150,48 @@ def test_every_word_of_a_table_is_kept(rows: list[list[str]]) -> None:
     assert text.startswith("a") and text.endswith("b")
 
 
+OF_WIKIS = (
+    "<div class=metadata>Author: Ada</div><h2>History</h2><div class=reference>Old.</div><h2>References</h2><p>A book."
+    "<h3>More</h3><p>Another.<h2>Later</h2><p>The end."
+)
+
+
+def test_what_is_no_part_of_an_article_is_left_out_of_the_pages_of_mediawiki() -> None:
+    for mark in (
+        "<body class='mediawiki ltr'>",
+        "<div id=mw-content-text>",
+        "<div class=mw-parser-output>",
+        "<meta name=generator content='MediaWiki 1.43.0'>",
+    ):
+        page = read_page(mark + OF_WIKIS)
+        assert page.text == "History\n\nLater\n\nThe end."
+        assert page.headings == (Heading(0, 2, "History"), Heading(9, 2, "Later"))
+        assert not page.is_disambiguation
+    inside = (
+        "a<sup class=reference>[1]</sup>b <div class=navbox><table><tr><td>c<p>d</table><h2>e</h2></div>f"
+    )
+    assert read_page(f"<div class=mw-body>{inside}").text == "ab\n\nf"
+    cells = "<tr><th>A<th>B<tr><td>1<div class=thumb>x</div><td>2<table class=infobox><tr><th>x<td>y</table>"
+    assert read_page(f"<div class=mw-body><table>{cells}</table>").text == "A: 1; B: 2."
+    last = read_page("<div class=mw-body><p>One.<h2>Notes</h2><table><tr><td>x<td><h2>Two</h2>y")
+    assert last.text == "One."
+
+
+def test_pages_of_other_programs_keep_what_they_call_metadata_references_and_sources() -> None:
+    blocks = [
+        "Author: Ada",
+        "History",
+        "Old.",
+        "References",
+        "A book.",
+        "More",
+        "Another.",
+        "Later",
+        "The end.",
+    ]
+    assert read_page("<!--htdig_noindex-->" + OF_WIKIS + "<!--/htdig_noindex-->").text.split("\n\n") == blocks
+
+
 def test_links_of_headings_to_themselves_are_no_text() -> None:
     page = read_page('<h2>Use<a href="#use" title="Link">#</a></h2>In C<a href="/sharp">#</a>, # is a sign.')
     assert page.text == "Use\n\nIn C#, # is a sign."

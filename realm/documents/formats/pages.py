@@ -1,4 +1,5 @@
-"""Converts HTML to text: the visible text of a page, without scripts and navigation.
+"""Converts HTML to text: the visible text of a page, without scripts and navigation. Of the pages of MediaWiki, the text of the
+article is read (`realm.documents.formats.mediawiki`).
 
 The parser is libxml2 (through lxml), which tokenizes by the rules of HTML5. The parser emits tags and text as events and builds
 no tree, so the time is linear in the length of the page. A page with too deeply nested elements is refused."""
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from lxml import etree
 
+from realm.documents.formats import mediawiki
 from realm.documents.formats.grid import cell_of
 from realm.documents.formats.records import Reason, Record, Unreadable
 from realm.documents.formats.rows import Table
@@ -47,6 +49,8 @@ class Page(NamedTuple):
     """Values of `<meta name=... content=...>`; a name that occurs several times has a list of values."""
     anchors: tuple[Anchor, ...] = ()
     """The links whose words are in the text, in the order of the text."""
+    is_disambiguation: bool = False
+    """Whether this is a page of MediaWiki that only lists the meanings of a name."""
 
     @property
     def main_heading(self) -> str:
@@ -75,7 +79,8 @@ def read_page(source: str) -> Page:
     """The visible text of a page, with blank lines between blocks.
 
     In a table that begins with rows of headings, each other row is a sentence (`Table`), and the rows of headings are left out.
-    In all other rows, " | " is between the cells.
+    In all other rows, " | " is between the cells. Of a page of MediaWiki, references, boxes, formulas, pictures, and sections
+    that list sources are left out.
 
     Raises:
         PageError: elements are nested deeper than `DEEPEST`.
@@ -99,7 +104,7 @@ def read_page(source: str) -> Page:
         for start, number in zip(starts, parts[2::3], strict=True)
         if number
     )
-    return Page(title, text, _headings(text, levels), taken.fields, anchors)
+    return Page(title, text, _headings(text, levels), taken.fields, anchors, taken.is_disambiguation)
 
 
 def page_in(path: Path, source: str) -> Page:
@@ -284,6 +289,7 @@ class _Taken:
         self.fields: dict[str, Any] = {}
         self.addresses: list[str] = []
         """Address of each link, by number of the link."""
+        self.is_disambiguation = False
         self._depth = 0
         self._open = Counter[str]()  # open elements that change the handling of text, by kind
         self._asides: list[tuple[int, int]] = []  # of each open aside: its depth, and where its text starts
@@ -295,11 +301,28 @@ class _Taken:
         self._row_started = False
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
+        self._of_mediawiki = False
+        self._left_out = 0
+        """Depth of the open element of a page of MediaWiki that is left out; 0 if there is none."""
+        self._heading: tuple[int, int] | None = None
+        """Of the open heading of a page of MediaWiki: its level, and where its text starts."""
+        self._sources: tuple[int, int] | None = None
+        """The same of the heading of the open section that is left out."""
+        self._footer: int | None = None
+        """Where the text of the open footer starts, which mwoffliner puts between two comments."""
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
         self._depth += 1
         if self._depth > DEEPEST:
             raise PageError(f"elements are nested over {DEEPEST:,} deep")
+        if self._left_out:
+            return
+        if self._of_mediawiki:
+            self._start_of_mediawiki(tag, attributes)
+            if self._left_out:
+                return
+        else:
+            self._of_mediawiki = mediawiki.is_page(attributes)
         self._open[_kind(tag)] += 1
         self._titles += tag == "title" and not self._open["svg"]
         if tag == "a":
@@ -333,7 +356,42 @@ class _Taken:
             self._cell_has_text = self._paragraph_ended = False
             self._level = None  # a heading around a table is never closed
 
+    def _start_of_mediawiki(self, tag: str, attributes: Mapping[str, str]) -> None:
+        """Sees whether an element of a page of MediaWiki is left out, and whether it ends a section that is left out."""
+        self.is_disambiguation = self.is_disambiguation or mediawiki.is_disambiguation(attributes)
+        if mediawiki.is_left_out(tag, attributes):
+            self._left_out = self._depth
+            if tag in _BLOCK and not self._in_cell():
+                self._break()
+        elif tag in _HEADING and not self._in_cell():
+            level = int(tag[1])
+            if self._sources and level <= self._sources[0]:
+                self._end_sources()
+            self._heading = level, len(self.text)
+
+    def _end_heading(self) -> None:
+        """Begins a section that is left out, if the words of the heading name sources."""
+        if self._heading and not self._sources:
+            words = _MARK.sub("", "".join(self.text[self._heading[1] :]))
+            if " ".join(words.lower().split()) in mediawiki.SOURCE_SECTIONS:
+                self._sources = self._heading
+        self._heading = None
+
+    def _end_sources(self) -> None:
+        """Removes the open section that is left out, and what was not closed in it."""
+        if self._sources:
+            del self.text[self._sources[1] :]
+            self._tables.clear()
+            self._asides.clear()
+        self._sources = None
+
     def end(self, tag: str) -> None:
+        if self._left_out:
+            self._left_out = 0 if self._left_out == self._depth else self._left_out
+            self._depth -= 1
+            return
+        if tag in _HEADING:
+            self._end_heading()
         if self._asides and self._asides[-1][0] == self._depth:
             del self.text[self._asides.pop()[1] :]
         self._depth -= 1
@@ -352,7 +410,7 @@ class _Taken:
             self.text.append("\n\n")
 
     def data(self, data: str) -> None:
-        if self._open["unseen"]:
+        if self._left_out or self._open["unseen"]:
             return
         if self._open["title"]:
             if self._titles == 1 and not self._open["svg"]:
@@ -401,8 +459,17 @@ class _Taken:
         self.text.append("\n\n")
         self._row_started = self._paragraph_ended = False
 
+    def comment(self, words: str) -> None:
+        match words.strip():
+            case "htdig_noindex" if self._of_mediawiki:
+                self._footer = len(self.text)
+            case "/htdig_noindex" if self._footer is not None:
+                del self.text[self._footer :]
+                self._footer = None
+
     def close(self) -> None:
         """The parser calls this at the end of the page; the results are attributes."""
+        self._end_sources()
 
 
 def _kind(tag: str) -> str:

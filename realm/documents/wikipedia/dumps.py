@@ -368,8 +368,10 @@ def _key(page: Page, dropped: list[str]) -> bytes:
 @cache
 def parser_version() -> str:
     """The version of the parser's library, and a digest of the code that makes text from the parser's output."""
-    files = ("titles.py", "wikitext.py", "../formats/grid.py", "../formats/rows.py")
-    code = b"".join((Path(__file__).parent / name).read_bytes() for name in files)
+    here = Path(__file__).parent
+    files = [here / name for name in ("titles.py", "wikitext.py")]
+    files += [here.parent / "formats" / name for name in ("grid.py", "mediawiki.py", "rows.py")]
+    code = b"".join(file.read_bytes() for file in files)
     return f"{version('mwparserfromhell')} {hashlib.sha256(code).hexdigest()}"
 
 

@@ -17,6 +17,7 @@ import mwparserfromhell
 from mwparserfromhell import nodes
 
 from realm.documents.formats.grid import Cell, cell_of
+from realm.documents.formats.mediawiki import SOURCE_SECTIONS
 from realm.documents.formats.rows import Table
 from realm.documents.wikipedia.titles import linked_title
 from realm.text.corpus import Link
@@ -90,11 +91,6 @@ left in a sentence without its templates: "Paris (; ) is"."""
 _DROPPED = ("file", "image", "category", "media")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z-]+)?|simple")
 _LANGUAGE_TEMPLATE = re.compile(r"lang-[a-z]{2,3}(-[a-z-]+)?")
-_SOURCES = frozenset(
-    ("references", "external links", "see also", "further reading", "notes", "bibliography", "sources", "footnotes",
-     "citations", "notes and references", "other websites", "related pages")
-)  # fmt: skip
-"""Headings of sections that are left out; the last two headings are those of the Simple English Wikipedia."""
 _UNSEEN = frozenset(
     ("ref", "references", "gallery", "timeline", "score", "imagemap", "math", "chem", "ce", "graph", "mapframe",
      "maplink", "templatestyles", "hiero", "inputbox", "section", "categorytree", "style", "script")
@@ -177,7 +173,7 @@ class _Taken:
             if isinstance(node, nodes.Heading):
                 if left_out and node.level > left_out:
                     continue
-                left_out = node.level if str(node.title).strip().lower() in _SOURCES else 0
+                left_out = node.level if str(node.title).strip().lower() in SOURCE_SECTIONS else 0
             if not left_out:
                 self.node(node)
             elif isinstance(node, nodes.Template):

@@ -19,6 +19,8 @@ _EVERY = 100
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     """A record for each HTML page; redirects, pictures and other files are skipped.
 
+    Disambiguation pages, lists, indexes and outlines of Wikipedia are left out, as those of a dump.
+
     Raises:
         Unreadable: the file is not a ZIM archive, or libzim is not installed.
     """
@@ -53,7 +55,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
             yield Unreadable(where, Reason.DAMAGED, f"{where}: {error}")
             continue
         title = entry.title or page.title
-        if reason := not_an_article(title):
+        if reason := Reason.DISAMBIGUATION if page.is_disambiguation else not_an_article(title):
             yield Unreadable(where, reason, f"{where} is not an article")
         elif text := without_title(title, page.text):
             links = _links(archive, entry.path, page.anchors, len(page.text) - len(text))
