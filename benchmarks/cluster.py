@@ -5,7 +5,8 @@
 
 `plain` is one process without an engine; without Ray, files are always read by one process. `processes` starts the processes of
 `kb build --processes` (tagging), one process per device as `realm index` does (embedding), or ranks that divide an index as in
-training (search). `ray` is a cluster on this machine with as many cores. `torchrun` is a training stage of a few steps.
+training (search). `ray` is a cluster on this machine with as many cores; for search it has as many machines of one core, and the vectors
+are divided among them. `torchrun` is a training stage of a few steps.
 
 Each job runs in a new process: first as a warm-up, then with little work, whose seconds are the column `start`, and then with
 all work. The column `s` is the difference of the last two, and `plain s` is the same difference for `plain`. In strong scaling
@@ -29,7 +30,7 @@ import shared
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # run as a file: the repository is the package's home
 
-FILES, TEXTS, PASSAGES, VECTORS = 1024, 800, 4096, 1_000_000
+FILES, TEXTS, PASSAGES, VECTORS = 1024, 6400, 4096, 1_000_000
 """Files to read, texts to tag, passages to embed and vectors to search for each process. A process of a Ray cluster embeds
 4,096 passages at a time, so with fewer passages only one process would work."""
 LITTLE = 32
@@ -152,9 +153,7 @@ def tag(engine: str, processes: int, amount: int, folder: Path) -> float:
     if engine == "ray":
         start_ray(processes)
     began = time.perf_counter()
-    tagger = load_tagger(
-        "spacy:en_core_web_sm", processes, EngineConfig("ray" if engine == "ray" else "local")
-    )
+    tagger = load_tagger("realm", processes, EngineConfig("ray" if engine == "ray" else "local"))
     for _ in tagger.annotate(texts):
         pass
     return time.perf_counter() - began
@@ -205,6 +204,8 @@ def search(engine: str, processes: int, amount: int, folder: Path) -> float:
 
     if engine == "plain":
         return searches(0, 1, amount, "")
+    if engine == "ray":
+        return ray_searches(processes, amount, folder)
     with tempfile.TemporaryDirectory(dir=folder) as meeting:
         result = Path(meeting) / "seconds"
         torch.multiprocessing.spawn(searches, (processes, amount, meeting), nprocs=processes)
@@ -240,6 +241,40 @@ def searches(rank: int, ranks: int, amount: int, meeting: str) -> float:
     return seconds
 
 
+def ray_searches(machines: int, amount: int, folder: Path) -> float:
+    """Seconds of the same searches in an index that is divided among the machines of a cluster."""
+    import numpy as np
+    import torch
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from realm.search.ray_index import RayIndex
+
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:machines])  # an actor uses all cores that it sees
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(machines - 1):
+        cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    file = Path(tempfile.mkdtemp(dir=folder)) / "vectors.npy"
+    draw = torch.Generator().manual_seed(0)
+    np.save(file, torch.randn(amount, DIM, generator=draw).half().numpy())
+    index = RayIndex(file, amount)
+    index.prepare()
+    query_BD = torch.randn(QUERIES, DIM, generator=draw)
+    index.search(query_BD, 20)
+    began = time.perf_counter()
+    for _ in range(ROUNDS):
+        index.search(query_BD, 20)
+    seconds = time.perf_counter() - began
+    ray.shutdown()
+    cluster.shutdown()
+    file.unlink()
+    return seconds
+
+
 def trained(processes: list[int], folder: Path) -> Iterator[shared.Row]:
     """A row for each number of processes of a training stage, and one without torchrun."""
     documents, kb = folder / "documents", folder / "kb"
@@ -271,7 +306,7 @@ ENGINES = {
     "read": ["ray"],
     "tag": ["processes", "ray"],
     "embed": ["processes", "ray"],
-    "search": ["processes"],
+    "search": ["processes", "ray"],
 }
 
 
