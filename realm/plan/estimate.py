@@ -138,7 +138,8 @@ class Plan:
     def stages(self) -> Iterator[StagePlan]:
         """The plan of each stage, in the order of the stages."""
         for stage, config in self.preset.stages.items():
-            devices = max(n for n in range(1, self.hardware.devices + 1) if config.batch_size % n == 0)
+            most = min(self.hardware.devices, config.batch_size)
+            devices = next(n for n in range(most, 0, -1) if config.batch_size % n == 0)
             yield self._planned(stage, config, devices, self._share(config, devices))
 
     def index(self) -> float:

@@ -131,6 +131,11 @@ def test_devices_that_cannot_share_a_batch_evenly_are_left_out() -> None:
     assert (paper["pretrain"].devices, paper["finetune"].devices) == (64, 1)
 
 
+def test_more_devices_than_rows_of_a_batch_are_left_out_without_counting_them_one_by_one() -> None:
+    stages = planned("paper", replace(EIGHT, devices=10**15))
+    assert (stages["pretrain"].devices, stages["finetune"].devices) == (512, 1)
+
+
 def test_devices_of_their_own_build_beside_the_training() -> None:
     """Training waits for the first and the last index."""
     waits, apart = (
@@ -197,7 +202,15 @@ def test_machines_of_the_package_are_read() -> None:
         ),
         (
             "[hardware]\ndevices = 0\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1",
-            "devices is 0: it must be above 0",
+            "devices is 0: it must be a number above 0",
+        ),
+        (
+            "[hardware]\ndevices = 1\nmemory_gb = inf\ntflops = 1\nmemory_gb_per_s = 1",
+            "memory_gb is inf: it must be a number above 0",
+        ),
+        (
+            "[hardware]\ndevices = 2\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1\nnetwork_gb_per_s = nan",
+            "network_gb_per_s is nan: it must be a number of 0 or more",
         ),
         ("[hardware]\ndevices = 'two'\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1", "devices: "),
         ("[hardware]\nspeed = 3", "unknown key speed"),
