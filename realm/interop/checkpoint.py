@@ -3,6 +3,7 @@
 Only tensors are unpickled (`torch.load(weights_only=True)`), and tensors are read from disk when they are used.
 """
 
+import math
 import pickle
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from realm.errors import DamagedError, InputError, RealmError, first_line
+from realm.errors import DamagedError, InputError, RealmError, first_line, shown
 from realm.files import read_json
 from realm.hub import encoder_folder
 from realm.interop import google
@@ -137,8 +138,19 @@ def _config(name: str, folder: Path) -> dict[str, Any]:
 
 def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
     for key, default in DEFAULTS.items():
-        if not isinstance(config[key], (int, float) if isinstance(default, int | float) else type(default)):
-            raise InputError(f"{file}: {key} is {config[key]!r}, which is a wrong type")
+        value = config[key]
+        match default:
+            case int():
+                right, wanted = (
+                    type(value) is int and 1 <= value < 2**31,
+                    "a whole number of 1 or more, in 32 bits",
+                )
+            case float():
+                right, wanted = type(value) in (int, float) and 0 <= value < math.inf, "a number of 0 or more"
+            case _:
+                right, wanted = isinstance(value, str), "a text"
+        if not right:
+            raise InputError(f"{file}: {key} is {shown(value)}: it must be {wanted}")
     return config
 
 

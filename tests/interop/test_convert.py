@@ -1,6 +1,7 @@
 """Published checkpoints become models and knowledge bases: every kind and key set, and nothing that is not one."""
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -374,6 +375,27 @@ def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Pat
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(RealmError, match="is damaged"):
         open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        *((key, value, "a whole number of 1 or more")
+          for key in ("retriever_proj_size", "span_hidden_size", "max_span_width", "reader_seq_len")
+          for value in (0, -1, 1.5, True, 2**31, "x")),
+        *(("reader_layer_norm_eps", value, "a number of 0 or more") for value in (-1, math.nan, math.inf, "x")),
+        ("hidden_act", 1, "a text"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_cannot_be_is_one_line_before_a_network_is_made(
+    key: str, value: object, wanted: str, tmp_path: Path, capsys
+) -> None:
+    folder = shutil.copytree(FIXTURES / "openqa" / "new", tmp_path / "wrong")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    assert cli.main(["convert", str(folder), str(tmp_path / "out")]) == 2
+    assert f"{key} is {value!r}: it must be {wanted}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_checkpoints_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
