@@ -28,6 +28,7 @@ from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpo
 from realm.interop.weight_names import convert
 from realm.model.folder import Model, load_model, new_folder, save_model
 from realm.model.manifest import is_model, read_manifest
+from realm.model.tensor_files import floats
 from realm.progress import progress
 from realm.store import vectors
 from realm.store.ingest import (
@@ -115,9 +116,10 @@ def convert_checkpoint(
         raise InputError(
             f"{name} has {len(records)} texts, and block_emb of shape {tuple(block_emb.shape)}: {shape} was expected"
         )
+    vector_ND = floats(name, "block_emb", block_emb)
     _save(conversion.model, out / "model")
     kb = import_blocks(out / "kb", records, name, conversion.model.tokenizer, tagger)
-    version = _publish(kb, conversion.model, str(out / "model"), block_emb, bits)
+    version = _publish(kb, conversion.model, str(out / "model"), vector_ND, bits)
     return {
         "kind": checkpoint.kind,
         "model": str(out / "model"),
@@ -274,11 +276,11 @@ def _save(model: Model, folder: Path) -> None:
     save_model(model, folder)
 
 
-def _publish(kb: KnowledgeBase, model: Model, path: str, block_emb: torch.Tensor, bits: int) -> int:
+def _publish(kb: KnowledgeBase, model: Model, path: str, vector_ND: torch.Tensor, bits: int) -> int:
     """Publishes the vectors of the checkpoint as a version of the model's index -> the number of the version."""
     folder = index_folder(kb, model)
     version, there = vectors.newest(folder), vectors.info_of(folder)
     if version is not None and there is not None and there.bits == bits:
         return version
     folder.mkdir(parents=True, exist_ok=True)
-    return publish(kb, model, path, folder, block_emb.float().numpy(), bits)
+    return publish(kb, model, path, folder, vector_ND.numpy(), bits)

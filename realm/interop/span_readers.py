@@ -17,6 +17,7 @@ from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model
 from realm.model.manifest import is_model
 from realm.model.span_reader import SpanConfig, SpanReader
+from realm.model.tensor_files import weight
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 
@@ -97,7 +98,7 @@ def load_huggingface_reader(name: str) -> LoadedReader:
                 f"{name}: {theirs} has the shape {tuple(tensors[theirs].shape)}, but {tuple(value.shape)} is required by "
                 "config.json and two logits per token"
             )
-        states[ours] = tensors[theirs].float()
+        states[ours] = weight(name, theirs, tensors[theirs])
         used.add(theirs)
     reader.load_state_dict(states, strict=False)
     return LoadedReader(reader.eval(), tokenizer, sorted(tensors.keys() - used))

@@ -27,6 +27,7 @@ from realm.model.embedder import Embedder, EmbedderConfig, Tower, new_tower
 from realm.model.folder import Model
 from realm.model.masked_reader import MaskedReader
 from realm.model.span_reader import SpanConfig, SpanReader
+from realm.model.tensor_files import weight
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 
@@ -242,7 +243,11 @@ def _filled(
                 f"{checkpoint.name}: {published} has the shape {found}, but {wanted} by config.json"
             )
     network.load_state_dict(
-        {ours: checkpoint.tensors[published].float() for ours, published in names.items()}, strict=False
+        {
+            ours: weight(checkpoint.name, published, checkpoint.tensors[published])
+            for ours, published in names.items()
+        },
+        strict=False,
     )
     used.update(names.values())
     for left, right in TIED.items():  # a tensor with equal values under the second name counts as used

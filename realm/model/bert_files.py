@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from realm.errors import InputError, RealmError, reason
 from realm.files import read_json, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors, weight_files
+from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors, weight, weight_files
 from realm.settings import config_from
 
 TIED = {
@@ -52,7 +52,8 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     embedding of a word predicts this word. Error messages use `name` as the name of the folder.
 
     Raises:
-        InputError: the model is not of the BERT family; or a file is missing or cannot be read, or has tensors of wrong sizes.
+        InputError: the model is not of the BERT family; or a file is missing or cannot be read, or has tensors of wrong
+            sizes or types, or numbers that are not finite.
         DamagedError: as in `read_weights`.
     """
     config = read_bert_config(folder, name)
@@ -72,7 +73,9 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     for second, first in TIED.items():
         if second in states and not torch.equal(states.setdefault(first, states[second]), states[second]):
             raise InputError(f"{name} does not load as a BERT: {second} and {first} must be equal")
-    network.load_state_dict({key: value for key, value in states.items() if key in own}, strict=False)
+    network.load_state_dict(
+        {key: weight(name, key, value) for key, value in states.items() if key in own}, strict=False
+    )
     return network.eval()
 
 

@@ -21,6 +21,7 @@ from realm.model.masked_reader import MaskedReader
 from realm.model.modes import chunks, recomputed
 from realm.model.scores import own_scores
 from realm.model.states import hidden_states, states_at
+from realm.model.tensor_files import weight
 from realm.tokens.layouts import Tokens
 
 IMPORTANCE_RATE = 10.0
@@ -210,7 +211,9 @@ def load_pooler(embedder: Embedder, name: str) -> None:
     if states:
         for tower in {embedder.query, embedder.passage}:
             if isinstance(tower, TransformerTower) and tower.encoder.pooler is not None:
-                tower.encoder.pooler.dense.load_state_dict({k: v.float() for k, v in states.items()})
+                tower.encoder.pooler.dense.load_state_dict(
+                    {k: weight(name, f"pooler.dense.{k}", v) for k, v in states.items()}
+                )
 
 
 def fit_projection(tower: Tower, pooled_NH: Tensor, whiten: bool) -> None:

@@ -81,6 +81,38 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+"""Types of the numbers of a weight. Weights of other types, such as int8 and float8, need scales that `realm` does not know."""
+
+
+def floats(name: str, key: str, value: Tensor) -> Tensor:
+    """The numbers of the tensor `key` in float32. Error messages use `name` as the name of the model.
+
+    Raises:
+        InputError: the numbers are of another type than `FLOATS`, or not stored one by one.
+    """
+    if value.dtype not in FLOATS or value.layout is not torch.strided or value.is_meta:
+        kind = "/".join(str(one).removeprefix("torch.") for one in (value.dtype, value.layout, value.device))
+        raise InputError(
+            f"{name}: {key} is {kind}, not float16, bfloat16 or float32 (use unquantized weights)"
+        )
+    return value.float()
+
+
+def weight(name: str, key: str, value: Tensor) -> Tensor:
+    """The numbers of a weight in float32, as `floats`.
+
+    Raises:
+        InputError: see `floats`; or a number is not finite.
+    """
+    numbers = floats(name, key, value)
+    if not numbers.isfinite().all():
+        raise InputError(
+            f"{name}: {key} has a NaN or an infinity: the weights are damaged, or of a failed training"
+        )
+    return numbers
+
+
 def look_at_tensors(path: Path) -> None:
     """Checks, without reading the tensors, that a file is complete and the packaged encoders are installed.
 

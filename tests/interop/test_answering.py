@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForQuestionAnswering
 
 from realm import cli
@@ -215,6 +216,10 @@ def test_what_is_no_such_reader_is_one_line(copied, tiny_model, tiny_model_folde
     refused("layer.3.* is missing")
     changed_config(copied, num_hidden_layers=3, hidden_size=32)
     refused(r"the shape \(\d+, 48\), but \(\d+, 32\)")
+    changed_config(copied, hidden_size=48)
+    tensors = load_file(copied / "model.safetensors")
+    save_file(tensors | {"qa_outputs.bias": torch.zeros(2).char()}, copied / "model.safetensors")
+    refused("qa_outputs.bias is int8")
     assert tiny_model.span_reader is None
 
 

@@ -359,6 +359,33 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
         converted(broken(tmp_path / "b", "embedder", **{"cls.dense.bias": torch.zeros(3)}))
 
 
+@pytest.mark.parametrize("key", ["embedder.cls.dense.weight", "block_emb"])
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda value: value.char(), "is int8/strided/cpu"),
+        (lambda value: value.to(torch.float8_e4m3fn), "is float8_e4m3fn/strided/cpu"),
+        (lambda value: value.to(torch.complex64), "is complex64/strided/cpu"),
+        (lambda value: value.to_sparse(), "is float32/sparse_coo/cpu"),
+    ],
+)
+def test_numbers_that_are_no_floats_are_named_before_anything_is_written(
+    key: str, wrong, says: str, tmp_path: Path
+) -> None:
+    tensors = torch.load(FIXTURES / "openqa" / "new" / "pytorch_model.bin", weights_only=True)
+    folder = broken(tmp_path, "openqa", **{key: wrong(tensors[key])})
+    with pytest.raises(RealmError, match=f"{key} {says}, not float16, bfloat16 or float32"):
+        convert_checkpoint(str(folder), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_named(number: float, tmp_path: Path) -> None:
+    wrong = torch.full((8,), number)
+    with pytest.raises(RealmError, match=r"cls\.dense\.bias has a NaN or an infinity"):
+        converted(broken(tmp_path, "embedder", **{"cls.dense.bias": wrong}))
+
+
 def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(RealmError, match="is a 'bert' model, not a published REALM checkpoint"):
         open_checkpoint(str(tiny_model_folder / "encoder"))

@@ -1,10 +1,12 @@
 """Encoders from disk, whole and damaged."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DistilBertConfig, DistilBertModel
 
 from realm.errors import InputError
@@ -52,6 +54,18 @@ def test_pooler_of_a_published_bert_is_kept_for_cls_towers(tmp_path: Path) -> No
         for tower in (embedder.query, embedder.passage):
             assert torch.equal(tower.encoder.pooler.dense.weight, published.pooler.dense.weight)
             assert torch.equal(tower.encoder.pooler.dense.bias, published.pooler.dense.bias)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"), [(torch.zeros(16).char(), "is int8"), (torch.full((16,), math.nan), "has a NaN")]
+)
+def test_weights_that_are_no_finite_floats_are_named(wrong, says, tmp_path) -> None:
+    save_bert(MaskedBert(CONFIG), tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    key = "bert.embeddings.LayerNorm.weight"
+    save_file(tensors | {key: wrong}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=f"{key} {says}"):
+        load_reader(str(tmp_path))
 
 
 def test_a_decoder_is_refused(tmp_path) -> None:
