@@ -21,13 +21,14 @@ import pyarrow as pa
 import torch
 
 from realm.errors import InputError
+from realm.folders import what_it_is
 from realm.index.versions import index_folder, publish
 from realm.interop.block_records import BlockRecords, write_records
 from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
 from realm.interop.export import Lazy, check_exportable, kinds_of, write_checkpoint
 from realm.interop.weight_names import convert
 from realm.model.folder import Model, load_model, new_folder, save_model
-from realm.model.manifest import is_model, read_manifest
+from realm.model.manifest import is_model
 from realm.model.tensor_files import floats
 from realm.progress import progress
 from realm.store import vectors
@@ -110,6 +111,8 @@ def convert_checkpoint(
             "dead_weights": conversion.dead,
             "notes": conversion.notes,
         }
+    if what := what_it_is(out):
+        raise InputError(f"{out} is {what}: give another folder, for a model and a knowledge base")
     records, block_emb = BlockRecords(checkpoint.folder / RECORDS), checkpoint.tensors["block_emb"]
     shape = (len(records), checkpoint.config["retriever_proj_size"])
     if tuple(block_emb.shape) != shape:
@@ -139,13 +142,15 @@ def import_blocks(
     An interrupted import of the same records continues after its last commit. A finished knowledge base is returned unchanged.
 
     Raises:
-        InputError: the records are damaged or have changed since the interruption, or `target` contains files that
+        InputError: the records are damaged or have changed since an earlier import, or `target` contains files that
             are not of this import.
     """
     config = KnowledgeBaseConfig(tokenizer="", sources=(source,), tagger=tagger.name if tagger else "")
     if newest_version(target / TABLE) is not None:
         kb = KnowledgeBase.open(target)
         if kb.config == config and len(kb) == len(records):
+            if any(one != other for one, other in zip(kb.keys_N.tolist(), _keys(records), strict=True)):
+                raise InputError(f"{target} has other texts than {records.path}: give another folder")
             return kb
     check_target(target, replace=False)
     settings = Settings(config, tokenizer.fingerprint)
@@ -239,6 +244,11 @@ def _repeated(records: BlockRecords) -> np.ndarray:
     return np.sort(order_N[1:][sorted_N[1:] == sorted_N[:-1]])
 
 
+def _keys(records: BlockRecords) -> Iterator[int]:
+    """The keys of the passages of all records."""
+    return (int(passage_id(document.title, document.text), 16) for document in _documents(records))
+
+
 def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> Iterator[pa.RecordBatch]:
     """Rows of untokenized passages."""
     passages: list[Passage] = []
@@ -268,12 +278,29 @@ def _batches(documents: Iterable[Document], tagger: Tagger | None, bar: Any) -> 
 
 def _save(model: Model, folder: Path) -> None:
     """Saves the model, unless `folder` already contains this model."""
-    if is_model(folder) and read_manifest(folder)["stages"] == model.stages:
+    if is_model(folder) and _are_equal(model, load_model(folder)):
         return
     if folder.exists():
         raise InputError(f"{folder} exists and is not the model of this conversion: give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)
+
+
+def _are_equal(one: Model, other: Model) -> bool:
+    """Whether two models have the same history, tokenizer and weights."""
+    states, others = (
+        {
+            (name, key): value
+            for name, part in model.parts().items()
+            for key, value in part.state_dict().items()
+        }
+        for model in (one, other)
+    )
+    return (
+        (one.stages, one.tokenizer.fingerprint) == (other.stages, other.tokenizer.fingerprint)
+        and states.keys() == others.keys()
+        and all(torch.equal(value, others[key]) for key, value in states.items())
+    )
 
 
 def _publish(kb: KnowledgeBase, model: Model, path: str, vector_ND: torch.Tensor, bits: int) -> int:

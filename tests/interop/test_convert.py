@@ -289,6 +289,32 @@ def test_an_interrupted_conversion_goes_on_where_it_was(
     assert sum(rows) == 8 and again["version"] == report["version"] == 1
 
 
+def test_a_changed_checkpoint_is_not_taken_for_the_one_that_was_converted(tmp_path: Path) -> None:
+    source, out = broken(tmp_path, "openqa"), tmp_path / "nq"
+    convert_checkpoint(str(source), out)
+    records = source / "block_records.npy"
+    before = records.read_bytes()
+    records.write_bytes(before.replace(b"Berlin science", b"London science"))
+    with pytest.raises(
+        RealmError, match=r"kb has other texts than .*block_records\.npy: give another folder"
+    ):
+        convert_checkpoint(str(source), out)
+    records.write_bytes(before)
+    tensors = torch.load(source / "pytorch_model.bin", weights_only=True)
+    torch.save(
+        tensors | {"reader.qa_outputs.dense_output.bias": torch.full((1,), 5.0)}, source / "pytorch_model.bin"
+    )
+    with pytest.raises(RealmError, match="exists and is not the model of this conversion"):
+        convert_checkpoint(str(source), out)
+
+
+def test_a_model_and_a_knowledge_base_are_not_made_inside_a_model(tmp_path: Path) -> None:
+    source = str(FIXTURES / "openqa" / "new")
+    convert_checkpoint(source, tmp_path / "nq", model_only=True)
+    with pytest.raises(RealmError, match="nq is a model: give another folder"):
+        convert_checkpoint(source, tmp_path / "nq")
+
+
 def test_a_tagger_gives_blocks_the_spans_that_pretraining_hides(tmp_path: Path) -> None:
     convert_checkpoint(str(FIXTURES / "openqa" / "new"), tmp_path / "nq", tagger=TinyTagger())
     kb = KnowledgeBase.open(tmp_path / "nq" / "kb")
