@@ -9,7 +9,7 @@ from typing import Any
 
 from realm.files import write_json
 from realm.model.folder import load_model, save_model
-from realm.model.manifest import MANIFEST, read_manifest
+from realm.model.manifest import MANIFEST, checked_manifest
 from realm.model.tensor_files import is_compact
 
 CARD = "README.md"
@@ -25,7 +25,7 @@ def write_hub(
     source: Path, out: Path, name: str, licence: str, data: str, numbers: Mapping[str, Any]
 ) -> None:
     """Writes a model folder for the hub; `numbers` are reports of `realm evaluate` or `realm probe`. `name` as in `card`."""
-    manifest = read_manifest(source)
+    manifest = checked_manifest(source)
     if is_compact(source):
         save_model(load_model(source), out)
     else:

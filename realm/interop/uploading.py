@@ -16,7 +16,7 @@ from realm.folders import LOCK
 from realm.interop.object_storage.folder import local_files, one_version
 from realm.interop.object_storage.listing import KB_KIND
 from realm.interop.sharing import CARD, card, write_hub
-from realm.model.manifest import MANIFEST, model_path, read_manifest
+from realm.model.manifest import MANIFEST, checked_manifest, model_path
 from realm.store.knowledge_base import KnowledgeBase
 
 KEPT = {".gitattributes", ".gitignore"}
@@ -50,6 +50,7 @@ def share(
         public: whether everybody may read the repository. A repository that exists keeps its visibility.
 
     Raises:
+        DamagedError: a file of the model differs from its checksum.
         InputError: the model cannot be read, or the hub refuses the upload; or the repository exists, and everybody can read it
             although `public` is False, or it has files that `realm share` did not make; or files of the knowledge base still
             have texts that were deleted.
@@ -60,7 +61,6 @@ def share(
     # The base classes: errors of the network, whose class depends on the version of huggingface_hub, and of the system.
     bases = cast(tuple[type[Exception], ...], HfHubHTTPError.__bases__)
     failures: tuple[type[Exception], ...] = (HFValidationError, *bases)
-    manifest = read_manifest(model)
     with ExitStack() as stack:
         aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="realm-share-")))
         if kb is None:
@@ -73,6 +73,7 @@ def share(
                     f"files of {kb} can still have the texts of passages that were deleted or replaced: remove them with "
                     f"`realm kb compact --kb {kb}`, then repeat the command"
                 )
+            manifest = checked_manifest(model)
             (aside / CARD).write_text(card(manifest, name, licence, data, numbers, True), encoding="utf-8")
             files = _files_in(aside) | _files_in(model_path(model), "model/")
             files |= {f"kb/{path}": file for path, file in local_files(Path(kb), KB_KIND).items()}

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
-from realm.checksums import checksum, checksums_of
+from realm.checksums import changed, checksum, checksums_of
 from realm.errors import DamagedError, InputError, RealmError, writing
 from realm.files import read_json, write_json
 from realm.folders import MANIFEST as MANIFEST
@@ -154,6 +154,19 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         if isinstance(error, RealmError):
             raise
         raise DamagedError(f"{path / MANIFEST} is damaged: {problem_of(error)}") from error
+
+
+def checked_manifest(folder: str | Path) -> dict[str, Any]:
+    """The manifest of a model, after all files of the model were compared with their checksums.
+
+    Raises:
+        InputError: see `read_manifest`.
+        DamagedError: see `read_manifest`; or a file was changed.
+    """
+    manifest = read_manifest(folder)
+    if problem := changed(model_path(folder), manifest.get("checksums", {}), (MANIFEST,)):
+        raise damaged_model(folder, problem)
+    return manifest
 
 
 def _check_kinds(manifest: Mapping[str, Any]) -> None:

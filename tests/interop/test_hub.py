@@ -159,6 +159,14 @@ def test_a_workspace_goes_to_the_hub_only_with_its_documents_and_comes_back(
         assert load_model("hf:me/manual").step == load_model(towns / "model").step
 
 
+def test_a_damaged_model_is_not_shared_with_its_documents(hub: Hub, towns: Path, tmp_path: Path) -> None:
+    workspace = shutil.copytree(towns, tmp_path / "towns")
+    (workspace / "model" / "tokenizer.json").write_text("{}")
+    done = in_process(hub, tmp_path, "share", "me/damaged", "--in", str(workspace), "--documents", *CARD)
+    assert done.code == 2 and "tokenizer.json differs from its checksum" in done.error
+    assert "me/damaged" not in hub.repositories
+
+
 def test_a_deleted_text_is_not_shared(hub: Hub, towns: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(towns, tmp_path / "copy")
     kb = KnowledgeBase.open(copy / "kb")

@@ -127,6 +127,17 @@ def test_a_card_has_the_share_that_the_knowledge_base_of_a_stage_held_out() -> N
     assert line.endswith("  # KB: 0123, held_out=0.1, passage_tokens=112, TEXT: 89ab") and "--set" not in line
 
 
+def test_a_damaged_model_does_not_become_a_hub_folder(tmp_path: Path, capsys) -> None:
+    save_model(model_of("cls", "layer"), tmp_path / "model")
+    weights = bytearray((tmp_path / "model" / "embedder.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (tmp_path / "model" / "embedder.safetensors").write_bytes(weights)
+    words = ["convert", str(tmp_path / "model"), str(tmp_path / "mine"), "--to", "hub"]
+    assert cli.main([*words, "--licence", "mit", "--data", "x"]) == 2
+    assert "embedder.safetensors differs from its checksum" in capsys.readouterr().err
+    assert [folder.name for folder in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("cls", "layer")
     model.stages = [{"stage": "ict", "steps": 3, "init": "a", "kb": "0123", "seed": 5}]

@@ -10,7 +10,7 @@ from realm.files import read_json
 from realm.folders import one_writer
 from realm.hub import WORKSPACE_PARTS
 from realm.interop.object_storage.listing import KB_KIND, PULLED, ListingJson, checked, files_of
-from realm.model.manifest import MANIFEST, read_manifest
+from realm.model.manifest import MANIFEST, checked_manifest
 from realm.search.stored_bm25 import WORDS
 from realm.store import mapped_arrays, unfinished, vectors
 from realm.store.knowledge_base import KnowledgeBase
@@ -32,7 +32,7 @@ def kind_of(folder: Path) -> str:
         KnowledgeBase.open(folder)
         return KB_KIND
     if (folder / MANIFEST).is_file():
-        read_manifest(folder)
+        checked_manifest(folder)
         return "model"
     if all((folder / part).is_dir() for part in WORKSPACE_PARTS):
         for part in WORKSPACE_PARTS:

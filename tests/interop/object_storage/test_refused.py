@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_folders_and_addresses_of_others_are_refused(
     )
     assert store.cat("/bucket/kb/files/report.txt") == b"Theirs."
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "Mine." and not (tmp_path / "new").exists()
+
+
+def test_a_damaged_model_is_not_pushed(tiny_model_folder: Path, tmp_path: Path, store: Any) -> None:
+    folder = shutil.copytree(tiny_model_folder, tmp_path / "model")
+    weights = bytearray((folder / "embedder.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (folder / "embedder.safetensors").write_bytes(weights)
+    with pytest.raises(DamagedError, match="differs from its checksum"):
+        push(folder, AT)
+    assert not store.exists("/bucket/kb/copy.json")
 
 
 @pytest.mark.parametrize(
