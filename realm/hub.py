@@ -33,7 +33,8 @@ def package_of(name: str) -> str:
 
 
 def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
-    """The folder of an encoder: a local folder, a folder in a package (`package:NAME`), or the cached copy of a hub repository.
+    """The folder of an encoder: a local folder, a folder in a package (`package:NAME`), or the cached copy of a hub repository
+    (`OWNER/NAME` or `hf:OWNER/NAME`).
 
     `files` are patterns of the files to download from the hub.
 
@@ -41,6 +42,7 @@ def encoder_folder(name: str, files: Sequence[str] = ENCODER_FILES) -> str:
         InputError: the package is not installed, or the name is neither a folder nor a repository on the hub.
         DamagedError: a file of the package differs from its checksum.
     """
+    name = name.removeprefix("hf:")
     if name in PACKAGED:
         module, inside = PACKAGED[name]
         spec = importlib.util.find_spec(module)

@@ -1,6 +1,7 @@
 """`realm convert`: converts published checkpoints to model folders, and model folders to published formats."""
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -111,7 +112,11 @@ def add_commands(commands: "Commands[Parser]") -> None:
 def add_card(parser: Parser, when: str = "", required: bool = True) -> None:
     """Adds --licence, --data and --numbers, the content of a model card; `when` is the beginning of the help texts."""
     parser.add_argument(
-        "--licence", metavar="ID", required=required, help=f"{when}licence of the weights, such as apache-2.0"
+        "--licence",
+        metavar="ID",
+        type=_licence,
+        required=required,
+        help=f"{when}licence of the weights, such as apache-2.0",
     )
     parser.add_argument(
         "--data",
@@ -125,6 +130,13 @@ def add_card(parser: Parser, when: str = "", required: bool = True) -> None:
         nargs="+",
         help=f"{when}files written by `realm evaluate --out` or `realm probe --out`, whose numbers are added to the model card",
     )
+
+
+def _licence(text: str) -> str:
+    """Checks the identifier of a licence, which is written into the YAML of a model card."""
+    if text and not re.fullmatch(r"[\w.+-]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the identifier of a licence, such as apache-2.0")
+    return text
 
 
 class MadeFolderJson(TypedDict):
@@ -259,11 +271,13 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
 
 def numbers_of(files: Sequence[str]) -> dict[str, Any]:
     """Name of a report, without ".json" -> the values of the report that are not lists, and the confidence intervals."""
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for file in files:
         found = read_json(file)
         if not isinstance(found, dict):
             raise InputError(f"{file} is not a report of `realm evaluate --out`: it is not a JSON object")
+        if Path(file).stem in numbers:
+            raise InputError(f"--numbers has two files with the name {Path(file).name}: rename one")
         numbers[Path(file).stem] = {
             name: value
             for name, value in found.items()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from realm.errors import DamagedError, InputError, RealmError, first_line, shown
 from realm.files import read_json
+from realm.folders import what_it_is
 from realm.hub import encoder_folder
 from realm.interop import google
 from realm.model.tensor_files import WEIGHTS, load_tensors, weight_files
@@ -102,6 +103,10 @@ def open_checkpoint(name: str, tokenizer: str | None = None) -> Checkpoint:
     if prefix := google.prefix_of(name):
         return _googles(name, prefix, tokenizer)
     folder = Path(encoder_folder(name, FILES))
+    if what := what_it_is(folder):
+        raise InputError(
+            f"{name} is {what} of realm, not a published checkpoint: give --to to convert a model"
+        )
     config = _config(name, folder)
     tensors = read_tensors(name, folder)
     vocabulary = Path(encoder_folder(tokenizer)) if tokenizer else folder

@@ -69,7 +69,7 @@ def load_huggingface_reader(name: str) -> LoadedReader:
         InputError: the checkpoint is missing, not of the BERT family, lacks this head, or contains more than tensors.
         DamagedError: a file of the checkpoint is damaged.
     """
-    folder = Path(encoder_folder(name.removeprefix("hf:"), FILES))
+    folder = Path(encoder_folder(name, FILES))
     config = read_bert_config(folder, name)
     tensors = {own_name(key): value for key, value in read_tensors(name, folder).items()}
     if HEAD["ends.weight"] not in tensors:

@@ -413,6 +413,8 @@ def test_weights_that_are_not_finite_are_named(number: float, tmp_path: Path) ->
 
 
 def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RealmError, match="is a model of realm, not a published checkpoint: give --to"):
+        open_checkpoint(str(tiny_model_folder))
     with pytest.raises(RealmError, match="is a 'bert' model, not a published REALM checkpoint"):
         open_checkpoint(str(tiny_model_folder / "encoder"))
     folder = tmp_path / "strange"
@@ -529,6 +531,11 @@ def test_weights_in_several_files_are_read_by_their_index(tmp_path: Path) -> Non
         ),
         (["absent", "out", "--to", "hub", "--licence", "y", "--data", "z"], "no model at absent"),
         (["FIX/embedder/new", "out", "--bits", "8"], "invalid choice"),
+        (["hf:a b/c", "out"], "a b/c is not a folder, and cannot be downloaded from the hub"),
+        (
+            ["x", "out", "--to", "hub", "--data", "y", "--licence", "other: see LICENSE"],
+            "'other: see LICENSE' is not the identifier of a licence, such as apache-2.0",
+        ),
     ],
 )
 def test_bad_use_is_one_line_and_exit_code_2(

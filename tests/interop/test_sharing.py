@@ -162,7 +162,10 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(RealmError, match=r"bad\.json is (damaged|not a report)") as error:
             cli.run([*words, "--data", "x", "--numbers", str(bad)])
         assert "\n" not in str(error.value) and not (tmp_path / "mine").exists()
-    cli.run([*words, "--data", "Fourteen towns.", "--numbers", str(tmp_path / "dev.json")])
+    numbers = ["--numbers", str(tmp_path / "dev.json")]
+    with pytest.raises(RealmError, match=r"--numbers has two files with the name dev\.json: rename one"):
+        cli.run([*words, "--data", "x", *numbers, str(tmp_path / "dev.json")])
+    cli.run([*words, "--data", "Fourteen towns.", *numbers])
     card = (tmp_path / "mine" / "README.md").read_text()
     assert card.startswith("---\nlicense: apache-2.0\n")
     for said in (
