@@ -104,6 +104,10 @@ def convert_checkpoint(
     others = (open_checkpoint(other, tokenizer) if other else None for other in (encoder, embedder))
     conversion = convert(checkpoint, *others)
     if model_only or "block_emb" not in checkpoint.tensors:
+        if tagger is not None or bits != 32:
+            raise InputError(
+                f"--bits and --tagger are for texts and vectors, which are not read from {name}: leave them out"
+            )
         _save(conversion.model, out)
         return {
             "kind": checkpoint.kind,

@@ -8,7 +8,6 @@
 The name of a variable begins with the names of all modules that contain it.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from realm.errors import InputError
+from realm.files import read_json
 from realm.interop.tensorflow import is_bundle, read_bundle
 
 PLACES = {
@@ -38,12 +38,13 @@ BERT_CONFIG = "bert_config.json"
 HEAD_WIDTH = 64
 """Width of an attention head in every released BERT. If a checkpoint has no `BERT_CONFIG`, its number of heads is the hidden
 size / `HEAD_WIDTH`."""
+_ENDING = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
 _OPTIMIZER = re.compile(r"(^|/)(adam_[mv]|Adam(_1)?|global_step|beta[12]_power)$")
 
 
 def prefix_of(name: str) -> Path | None:
-    """The prefix of the files of a TensorFlow checkpoint. `name` is the prefix or a module folder; None if it is neither."""
-    for prefix in (Path(name), Path(name, "variables", "variables")):
+    """The prefix of the files of a TensorFlow checkpoint. `name` is the prefix, a file or a module folder; None otherwise."""
+    for prefix in (Path(_ENDING.sub("", name)), Path(name, "variables", "variables")):
         if prefix.name and is_bundle(prefix):
             return prefix
     return None
@@ -97,6 +98,7 @@ def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     Raises:
         InputError: `BERT_CONFIG` has no number of heads; or this file does not exist, and the hidden size is not a multiple of
             `HEAD_WIDTH`.
+        DamagedError: `BERT_CONFIG` is not JSON.
     """
     root = "embedder." if f"embedder.{WORDS}" in tensors else ""
     sizes = {
@@ -121,8 +123,8 @@ def settings(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Any]:
     file, hidden = folder / BERT_CONFIG, found.get("hidden_size", 0)
     if file.is_file():
         try:
-            found["num_attention_heads"] = json.loads(file.read_text(encoding="utf-8"))["num_attention_heads"]
-        except (ValueError, KeyError, TypeError) as error:
+            found["num_attention_heads"] = read_json(file)["num_attention_heads"]
+        except (KeyError, TypeError) as error:
             raise InputError(f"{file} has no number of attention heads: {error!r}") from error
     elif hidden % HEAD_WIDTH:
         raise InputError(

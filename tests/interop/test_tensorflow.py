@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realm import cli
-from realm.errors import InputError
+from realm.errors import DamagedError, InputError
 from realm.interop.checkpoint import ENCODER_SETTINGS, open_checkpoint
 from realm.interop.tensorflow import read_bundle
 from realm.interop.weight_names import convert
@@ -86,11 +86,32 @@ def test_the_command_takes_a_modules_folder_and_a_prefix(
     assert load_model(tmp_path / "nq").span_reader is not None
 
 
+@pytest.mark.parametrize("ending", ["index", "data-00000-of-00001"])
+def test_the_name_of_a_file_stands_for_its_checkpoint(ending: str) -> None:
+    named = open_checkpoint(f"{NQ}.{ending}", str(NQ.parent))
+    assert (
+        named.kind == "openqa"
+        and named.tensors.keys() == open_checkpoint(str(NQ), str(NQ.parent)).tensors.keys()
+    )
+
+
+@pytest.mark.parametrize("flags", [["--bits", "16"], ["--tagger", "rules"]])
+def test_flags_for_texts_and_vectors_are_refused_where_there_are_none(
+    flags: list[str], tmp_path, capsys
+) -> None:
+    assert cli.main(["convert", str(NAMES["embedder"]), str(tmp_path / "model"), *flags]) == 2
+    assert "--bits and --tagger are for texts and vectors" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
 def test_heads_are_64_wide_unless_a_bert_config_has_another_number(tmp_path: Path) -> None:
     folder = shutil.copytree(NAMES["embedder"], tmp_path / "embedder")
     assert open_checkpoint(str(folder)).config["num_attention_heads"] == 2
     (folder / "assets" / "bert_config.json").write_text('{"heads": 2}')
     with pytest.raises(InputError, match="has no number of attention heads"):
+        open_checkpoint(str(folder))
+    (folder / "assets" / "bert_config.json").write_text("[" * 100_000)
+    with pytest.raises(DamagedError, match=r"bert_config\.json is damaged"):
         open_checkpoint(str(folder))
     (folder / "assets" / "bert_config.json").unlink()
     with pytest.raises(InputError, match="the hidden size 16 is not a multiple of 64"):
