@@ -28,7 +28,9 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         json.dumps(value, ensure_ascii=False).encode()  # refuses a lone surrogate such as \\ud800
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {reason(error)}") from error
+    except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: {reason(error)}") from error
     return value
 

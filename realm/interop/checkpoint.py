@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from realm.errors import DamagedError, InputError, RealmError, first_line, shown
+from realm.errors import DamagedError, InputError, RealmError, first_line, reason, shown
 from realm.files import read_json
 from realm.folders import what_it_is
 from realm.hub import encoder_folder
@@ -163,12 +163,15 @@ def read_tensors(name: str, folder: Path) -> dict[str, Tensor]:
     """The tensors of a Hugging Face folder by their names.
 
     Raises:
-        InputError: a file is missing, or contains more than tensors.
+        InputError: a file is missing or cannot be read, or contains more than tensors.
         DamagedError: a file is damaged.
     """
     tensors: dict[str, Tensor] = {}
     for file in weight_files(name, folder, (WEIGHTS, "pytorch_model.bin")):
-        tensors |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+        try:
+            tensors |= _safetensors(file) if file.suffix == ".safetensors" else _pickled(file)
+        except OSError as error:
+            raise InputError(f"{file} cannot be read: {reason(error)}") from error
     return tensors
 
 
@@ -190,7 +193,7 @@ def _pickled(file: Path) -> dict[str, Tensor]:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{file} contains more than tensors and is not read: {first_line(error)}") from error
-    except (RuntimeError, ValueError, EOFError, OSError) as error:
+    except (RuntimeError, ValueError, EOFError) as error:
         raise DamagedError(f"{file} is damaged: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.errors import InputError
+from realm.errors import InputError, reason
 
 _FOOTER, _MAGIC = 48, struct.pack("<Q", 0xDB4775248B80FB57)
 """Number of bytes in the footer of a table, and the last eight of these bytes."""
@@ -59,7 +59,7 @@ def read_bundle(prefix: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor
         try:
             return np.memmap(file, mode="c")  # "c" is copy on write, because torch needs a writable array
         except (OSError, ValueError) as error:
-            raise _Damaged(f"{file.name} is missing or empty") from error
+            raise _Damaged(f"{file.name}: {reason(error)}") from error
 
     tensors = {}
     for name, entry in entries.items():

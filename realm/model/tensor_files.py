@@ -70,8 +70,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         SafetensorError, OSError: the file is damaged or missing.
         RealmError: the metadata is damaged, or a packaged encoder is not installed or has other weights.
     """
+    left_out = _taken(path)
     tensors = load_file(path)
-    for base, taken in _taken(path).items():
+    for base, taken in left_out.items():
         with safe_open(_base_file(path, base, taken["checksum"]), "pt") as file:
             there = set(file.keys())
             for name, source in taken["tensors"].items():
@@ -222,6 +223,7 @@ def _equal_one(value: Tensor, bases: _Bases) -> tuple[str, str] | None:
 
 def _taken(path: Path) -> dict[str, Taken]:
     """The tensors that a file leaves out, grouped by encoder, from the metadata of the file."""
+    path.open("rb").close()  # safetensors would report any refusal of the system as a missing file
     with safe_open(path, "pt") as file:
         text = (file.metadata() or {}).get(TAKEN)
     if text is None:

@@ -1,5 +1,6 @@
 """Published checkpoints become models and knowledge bases: every kind and key set, and nothing that is not one."""
 
+import errno
 import json
 import math
 import os
@@ -483,6 +484,22 @@ def test_a_weights_file_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(RealmError, match=r"pytorch_model\.bin"):
         open_checkpoint(str(folder))
     assert not (tmp_path / "harm").exists()
+
+
+def test_weights_that_the_user_may_not_read_are_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    """safetensors says that the file does not exist."""
+    opened = Path.open
+
+    def refusing(path: Path, *mode: object, **more: object):
+        if path.name == "model.safetensors":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *mode, **more)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    source = str(FIXTURES / "embedder" / "safetensors")
+    assert cli.main(["convert", source, str(tmp_path / "out")]) == 2
+    assert "model.safetensors cannot be read: Permission denied" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_texts_and_vectors_must_be_as_many_before_anything_is_written(tmp_path: Path) -> None:

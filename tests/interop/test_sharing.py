@@ -162,6 +162,8 @@ def test_a_hub_folder_has_a_card_and_comes_back(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(RealmError, match=r"bad\.json is (damaged|not a report)") as error:
             cli.run([*words, "--data", "x", "--numbers", str(bad)])
         assert "\n" not in str(error.value) and not (tmp_path / "mine").exists()
+    with pytest.raises(RealmError, match=r"gone\.json cannot be read: No such file or directory"):
+        cli.run([*words, "--data", "x", "--numbers", str(tmp_path / "gone.json")])
     numbers = ["--numbers", str(tmp_path / "dev.json")]
     with pytest.raises(RealmError, match=r"--numbers has two files with the name dev\.json: rename one"):
         cli.run([*words, "--data", "x", *numbers, str(tmp_path / "dev.json")])
