@@ -59,6 +59,10 @@ def reason(error: BaseException) -> str:
         inner = inner.__cause__ or inner.__context__
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
+    if isinstance(error, shutil.Error) and (
+        number := error_number(error)
+    ):  # a list of all files that were not copied
+        return os.strerror(number)
     # In errors of Lance and safetensors, the message is a part of the text. Lance adds lines with positions in Rust sources.
     return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
 
@@ -97,7 +101,8 @@ def error_number(error: BaseException) -> int | None:
     while inner is not None:
         if isinstance(inner, OSError) and inner.errno is not None:
             return inner.errno
-        if found := re.search(r"\(os error (\d+)\)", str(inner)):  # Lance and safetensors
+        # Texts of Lance and safetensors, and of `shutil.Error`.
+        if found := re.search(r"(?:\(os error |\[Errno )(\d+)", str(inner)):
             return int(found[1])
         inner = inner.__cause__ or inner.__context__
     return None

@@ -117,7 +117,7 @@ def workspace_folder(name: str | Path) -> Path:
     folder = Path(HF_HOME, "realm", repository.replace("/", "--"), snapshot.name)
     if not folder.is_dir():
         aside = folder.with_name(f"{folder.name}.writing")
-        with writing(folder, shutil.Error):
+        with writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with one_writer(folder.parent):
                 if not folder.is_dir():  # another process can have made the folder meanwhile

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -291,6 +292,10 @@ def test_a_number_of_too_many_digits_and_too_deep_a_value_are_one_line(value: st
         ),
         (
             RuntimeError("No space left on device (os error 28), /src/lib.rs:9"),
+            r"[\d,]+\.\d MB are free: .*`realm kb compact`",
+        ),
+        (
+            shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")]),
             r"[\d,]+\.\d MB are free: .*`realm kb compact`",
         ),
         (OSError(errno.EDQUOT, "Quota exceeded"), "remove files .*`realm kb compact`"),

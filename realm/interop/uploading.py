@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from realm.errors import InputError
+from realm.errors import InputError, writing
 from realm.folders import LOCK
 from realm.interop.object_storage.folder import local_files, one_version
 from realm.interop.object_storage.listing import KB_KIND
@@ -50,6 +50,7 @@ def share(
         public: whether everybody may read the repository. A repository that exists keeps its visibility.
 
     Raises:
+        WriteFailed: the copy of the model for the upload cannot be written.
         DamagedError: a file of the model differs from its checksum.
         InputError: the model cannot be read, or the hub refuses the upload; or the repository exists, and everybody can read it
             although `public` is False, or it has files that `realm share` did not make; or files of the knowledge base still
@@ -64,7 +65,8 @@ def share(
     with ExitStack() as stack:
         aside = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="realm-share-")))
         if kb is None:
-            write_hub(model_path(model), aside, name, licence, data, numbers)
+            with writing(aside):
+                write_hub(model_path(model), aside, name, licence, data, numbers)
             files = _files_in(aside)
         else:
             stack.enter_context(one_version(Path(kb), KB_KIND))

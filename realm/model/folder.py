@@ -160,7 +160,7 @@ def copy_model(name: str | Path, folder: Path) -> None:
         WriteFailed: the files cannot be written; an existing folder stays unchanged.
     """
     read_manifest(name)
-    with replacing(folder, shutil.Error) as aside:
+    with replacing(folder) as aside:
         shutil.copytree(model_path(name), aside)
 
 
@@ -229,17 +229,13 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Raises:
         InputError: `out` exists and is not an empty folder.
+        WriteFailed: the files cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists already and is not an empty folder: choose another folder")
-    aside = out.with_name(out.name + ".writing")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with replacing(out, SafetensorError) as aside:
+        aside.mkdir(parents=True)
         yield aside
-        replace_folder(aside, out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_model(folder: str | Path, reader: bool = True) -> Model:

@@ -167,6 +167,18 @@ def test_a_damaged_model_is_not_shared_with_its_documents(hub: Hub, towns: Path,
     assert "me/damaged" not in hub.repositories
 
 
+def test_a_full_disk_for_temporary_files_is_one_line(
+    hub: Hub, towns: Path, tmp_path: Path, monkeypatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise shutil.Error([("a", "b", "[Errno 28] No space left on device: 'a' -> 'b'")])
+
+    monkeypatch.setattr("realm.interop.sharing.shutil.copytree", refuse)
+    done = in_process(hub, tmp_path, "share", "me/full", "--model", str(towns / "model"), *CARD)
+    assert done.code == 2 and "cannot be written: No space left on device" in done.error
+    assert done.error.count("\n") == 1 and "me/full" not in hub.repositories
+
+
 def test_a_deleted_text_is_not_shared(hub: Hub, towns: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(towns, tmp_path / "copy")
     kb = KnowledgeBase.open(copy / "kb")

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from realm import cli
 from realm.cli.arguments import settings
@@ -135,6 +137,33 @@ def test_a_damaged_model_does_not_become_a_hub_folder(tmp_path: Path, capsys) ->
     words = ["convert", str(tmp_path / "model"), str(tmp_path / "mine"), "--to", "hub"]
     assert cli.main([*words, "--licence", "mit", "--data", "x"]) == 2
     assert "embedder.safetensors differs from its checksum" in capsys.readouterr().err
+    assert [folder.name for folder in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "to"),
+    [
+        ("realm.interop.sharing.shutil.copytree", shutil.Error([("a", "b", "[Errno 28] No space")]), "hub"),
+        (
+            "realm.interop.as_sentence_transformers.save_bert",
+            SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+            "sentence-transformers",
+        ),
+    ],
+)
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    place, error, to, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise error
+
+    save_model(model_of("cls", "layer"), tmp_path / "model")
+    monkeypatch.setattr(place, refuse)
+    card = ["--licence", "mit", "--data", "x"] if to == "hub" else []
+    assert cli.main(["convert", str(tmp_path / "model"), str(tmp_path / "mine"), "--to", to, *card]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'mine'} cannot be written: " in said and "No space left on device" in said
+    assert "remove files" in said and said.count("\n") == 1
     assert [folder.name for folder in tmp_path.iterdir()] == ["model"]
 
 
