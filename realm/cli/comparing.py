@@ -2,13 +2,23 @@
 
 import argparse
 import json
+import math
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from realm.cli.arguments import Commands, Parser, add_command, for_terminal, positive, report, settings
+from realm.cli.arguments import (
+    Commands,
+    Parser,
+    add_command,
+    for_terminal,
+    given_flags,
+    positive,
+    report,
+    settings,
+)
 from realm.errors import DivergedError, InputError
 from realm.settings import read_config
 
@@ -84,7 +94,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         table.add_argument(
             "--tolerance",
             metavar="POINTS",
-            type=float,
+            type=_points,
             default=3.0,
             help="largest difference that --check accepts, in percentage points (default: 3)",
         )
@@ -130,6 +140,17 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "(document_id)",
     )
     baseline.add_out("folder of the trained system")
+
+
+def _points(text: str) -> float:
+    """Converts the text of a flag to percentage points."""
+    try:
+        points = float(text)
+    except ValueError:
+        points = math.nan
+    if not 0 <= points <= 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 100")
+    return points
 
 
 def _baseline(args: argparse.Namespace) -> None:
@@ -196,8 +217,8 @@ def _table(args: argparse.Namespace, title: str) -> None:
         config = replace(config, rows=tuple(args.rows))
     plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)
     if args.diff:
-        if args.json:
-            raise InputError("--diff prints lines for reading: leave out --json")
+        if given := given_flags(args, "json", "check", "rows"):
+            raise InputError(f"--diff only prints answers of an earlier run: leave out {', '.join(given)}")
         for line in checks.disagreements(plan, *args.diff):
             print(for_terminal(line))
         return

@@ -1,5 +1,6 @@
 """Compares a table with the report of an earlier run, and the answers of two rows with each other."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -8,9 +9,9 @@ import numpy as np
 
 from realm.compare.plan import Plan
 from realm.compare.results import TableJson, measured_facts, outcomes
-from realm.errors import InputError, RealmError
+from realm.errors import InputError
 from realm.files import read_json
-from realm.qa.predictions import read_predictions
+from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
 
 
@@ -32,8 +33,11 @@ def expected_scores(file: str) -> dict[str, float]:
     if not Path(file).exists():
         raise InputError(f"{file} does not exist")
     try:
-        return scores_of(read_json(file))
-    except (KeyError, TypeError, AttributeError, RealmError):
+        scores = scores_of(read_json(file))
+        if not scores or not all(map(math.isfinite, scores.values())):
+            raise ValueError("no scores")
+        return scores
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise InputError(
             f"{file} is not a report of a table made by this version: give a table1.json or table2.json"
         ) from None
@@ -86,7 +90,7 @@ def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]
     At most `most` questions are shown for each test and each of the two directions.
 
     Raises:
-        InputError: a row does not exist, or has no answers yet.
+        InputError: a row does not exist, has no answers yet, or has answers to other questions.
     """
     shown = []
     seed = plan.config.seeds[0]
@@ -100,13 +104,11 @@ def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]
             )
     for test, file in plan.tests().items():
         questions = read_questions(file)
-        outcome = {name: outcomes([plan.report(name, seed, test)], "correct")[0] for name in (one, other)}
-        answer = {
-            name: {
-                prediction.id: prediction.answer
-                for prediction in read_predictions(plan.predictions(name, seed, test))
-            }
-            for name in (one, other)
+        outcome = {name: _correct(plan.report(name, seed, test), len(questions)) for name in (one, other)}
+        files = {name: plan.predictions(name, seed, test) for name in (one, other)}
+        answers = {
+            name: [found.answer for found in in_order(read_predictions(file), questions, str(file))]
+            for name, file in files.items()
         }
         for right, wrong in ((one, other), (other, one)):
             places = np.flatnonzero(outcome[right] & ~outcome[wrong])
@@ -114,8 +116,21 @@ def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]
                 f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for {len(places)} questions"
             )
             for place in places[:most]:
-                question = questions[place]
                 shown.append(
-                    f"    {question.question}  {answer[right][question.id]!r}, not {answer[wrong][question.id]!r}"
+                    f"    {questions[place].question}  {answers[right][place]!r}, not {answers[wrong][place]!r}"
                 )
     return shown
+
+
+def _correct(report: Path, count: int) -> np.ndarray:
+    """Whether each of `count` questions was answered right, from the report of a row."""
+    try:
+        (correct_N,) = outcomes([report], "correct")
+    except (KeyError, TypeError, ValueError):
+        correct_N = np.zeros(0)
+    if correct_N.dtype != bool or correct_N.shape != (count,):
+        raise InputError(
+            f"{report} has no outcome for each of the {count} questions of the test: remove it, and run the command without "
+            "--diff"
+        )
+    return correct_N

@@ -1,6 +1,7 @@
 """The parts of a table: rows, starts, documents and questions, and what is refused before the first stage."""
 
 import itertools
+import json
 import lzma
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from realm import cli
 from realm.compare import commands, results
+from realm.compare.checks import expected_scores
 from realm.compare.plan import Plan
 from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
@@ -159,6 +161,8 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
         (["--diff", "orqa", "atlas"], "no row 'atlas'"),
         (["--diff", "orqa", "realm"], "tables has no answers of the row orqa to made"),
         (["--diff", "orqa", "realm", "--json"], "leave out --json"),
+        (["--diff", "orqa", "realm", "--check", "q.jsonl", "--rows", "orqa"], "leave out --check, --rows"),
+        (["--check", "q.jsonl", "--tolerance", "nan"], "'nan' is not a number from 0 to 100"),
         (["--rows", "published"], "published needs published weights"),
         (["--set", "data.documents=-1"], "documents is -1"),
     ],
@@ -173,6 +177,58 @@ def test_what_cannot_be_used_is_one_line_before_the_first_stage(
     error = capsys.readouterr().err
     assert problem in error and error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "content", "problem"),
+    [
+        (
+            "reports/orqa.made.json",
+            '{"outcomes": [{"correct": true}]}',
+            "no outcome for each of the 2 questions",
+        ),
+        ("reports/orqa.made.json", '{"outcomes": [{"correct": 1}, {"correct": 0}]}', "no outcome for each"),
+        ("reports/orqa.made.json", "[]", "no outcome for each of the 2 questions"),
+        ("predictions/orqa.made.jsonl", '{"id": "0", "answer": "x"}', "no prediction for question '1'"),
+        (
+            "questions/test.jsonl",
+            '{"id": "0", "question": "Who?", "answers": ["me"]}',
+            "no outcome for each of the 1",
+        ),
+    ],
+)
+def test_answers_to_other_questions_are_one_line_in_a_diff(
+    broken, content, problem, tmp_path, capsys
+) -> None:
+    ids = ("0", "1")
+    files = {"questions/test.jsonl": [{"id": one, "question": "Who?", "answers": ["me"]} for one in ids]}
+    for row in ("orqa", "realm"):
+        files[f"reports/{row}.made.json"] = [{"outcomes": [{"correct": row == "orqa"} for _ in ids]}]
+        files[f"predictions/{row}.made.jsonl"] = [{"id": one, "answer": row} for one in ids]
+    for name, lines in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
+    words = ["compare", "tables-tiny", "--dir", str(tmp_path), "--diff", "orqa", "realm"]
+    assert cli.main(words) == 0
+    assert "Who?  'orqa', not 'realm'" in capsys.readouterr().out
+    (tmp_path / broken).write_text(content)
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("em", ["NaN", '"many"', "null"])
+def test_a_report_without_numbers_is_not_compared_with(em: str, tmp_path: Path) -> None:
+    file = tmp_path / "table1.json"
+    file.write_text('{"rows": {}, "starts": {}}')
+    with pytest.raises(InputError, match="is not a report of a table"):
+        expected_scores(str(file))
+    write_json(file, {"starts": {}, "rows": {"orqa": {"tests": {"made": {"all": {"em": "EM"}}}}}})
+    file.write_text(file.read_text().replace('"EM"', em))
+    with pytest.raises(InputError, match="is not a report of a table"):
+        expected_scores(str(file))
+    file.write_text(file.read_text().replace(em, "41.5"))
+    assert expected_scores(str(file)) == {"orqa, made, exact match": 41.5}
 
 
 def test_training_questions_that_a_test_asks_are_left_out() -> None:
