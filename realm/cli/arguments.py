@@ -369,8 +369,8 @@ def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
 
 
 def positive(text: str) -> int:
-    """Converts the text of a flag to a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
+    """Converts the text of a flag to a whole number of at least 1, which fits in 64 bits."""
+    if not text.isdecimal() or len(text) > 18 or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
 

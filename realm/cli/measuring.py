@@ -85,6 +85,15 @@ def evaluate_collection(args: argparse.Namespace) -> None:
     if given:
         raise InputError(f"--beir measures rankings of documents: leave out {', '.join(given)}")
     collection = read_collection(args.beir, args.split or "test")
+    own = {
+        path.resolve()
+        for pattern in ("corpus.jsonl", "queries.jsonl", "qrels/*")
+        for path in Path(args.beir).glob(pattern)
+    }
+    for name in ("out", "save_run"):
+        if (file := getattr(args, name)) is not None and Path(file).resolve() in own:
+            flag, *_ = given_flags(args, name)
+            raise InputError(f"{flag} {file} is a file of the collection {args.beir}: name another file")
     if args.rankings is not None:
         if given := given_flags(args, "kb", "model", "method", "save_run", "config", "set"):
             raise InputError(f"--run already contains the rankings: leave out {', '.join(given)}")

@@ -232,6 +232,17 @@ def test_flags_that_contradict_each_other_are_refused(home, capsys, words, messa
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--out", "--save-run"])
+@pytest.mark.parametrize("name", ["queries.jsonl", "qrels/test.tsv"])
+def test_files_of_the_collection_are_not_overwritten(home, flag, name, capsys) -> None:
+    file = home / "towns" / name
+    before = file.read_bytes()
+    words = ["evaluate", "--kb", home / "kb", "--beir", home / "towns", "--method", "bm25", flag, file]
+    assert cli.main([str(word) for word in words]) == 2
+    assert f"{flag} {file} is a file of the collection" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
 @pytest.mark.parametrize("command", [["evaluate", "--kb", "kb"], ["compare-models", "a", "b", "--kb", "kb"]])
 def test_a_split_without_a_collection_is_refused(command, capsys) -> None:
     assert cli.main([*command, "--questions", "q.jsonl", "--split", "dev"]) == 2

@@ -234,6 +234,12 @@ def test_plan_needs_a_machine_or_a_measurement(flags, capsys) -> None:
     assert "give either --hardware FILE or --measure" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("passages", ["0", "1e9", "9" * 400, "9" * 5000])
+def test_a_number_of_passages_that_cannot_be_is_one_line(passages, capsys) -> None:
+    assert main(["plan", "tiny", "--hardware", "h100", "--passages", passages]) == 2
+    assert "is not a whole number of 1 or more" in capsys.readouterr().err
+
+
 def keep_answerable(kb: Path, model: Path, questions: Path, out: Path) -> None:
     """The questions with an answer in the passages that are read: `realm finetune` does not read the others."""
     words = ["--kb", str(kb), "--model", str(model)]
