@@ -1,6 +1,5 @@
 """The hardware of a plan: from a TOML file of the user, from a file of the package (`h100`), or measured on this machine."""
 
-import math
 import os
 import statistics
 import time
@@ -60,11 +59,10 @@ class Hardware:
 
     def __post_init__(self) -> None:
         for name in ("devices", "memory_gb", "tflops", "memory_gb_per_s", "python_time"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be a number above 0")
-        for name in ("network_gb_per_s", "build_devices"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}: it must be a number of 0 or more")
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
+        if self.network_gb_per_s < 0 or self.build_devices < 0:
+            raise ValueError("network_gb_per_s and build_devices must be 0 or more")
         if self.devices > 1 and not self.network_gb_per_s:
             raise ValueError(f"{self.devices} devices exchange gradients: network_gb_per_s must be above 0")
         if self.bits not in (16, 32):
