@@ -5,8 +5,8 @@
 
 `plain` is one process without an engine; without Ray, files are always read by one process. `processes` starts the processes of
 `kb build --processes` (tagging), one process per device as `realm index` does (embedding), or ranks that divide an index as in
-training (search). `ray` is a cluster on this machine with as many cores; for search it has as many machines of one core, and the vectors
-are divided among them. `torchrun` is a training stage of a few steps.
+training (search). `ray` is a cluster on this machine with as many cores; for search it has as many machines of one core,
+among which the vectors are divided. `torchrun` is a training stage of a few steps.
 
 Each job runs in a new process: first as a warm-up, then with little work, whose seconds are the column `start`, and then with
 all work. The column `s` is the difference of the last two, and `plain s` is the same difference for `plain`. In strong scaling
@@ -252,7 +252,9 @@ def ray_searches(machines: int, amount: int, folder: Path) -> float:
 
     from realm.search.ray_index import RayIndex
 
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:machines])  # an actor uses all cores that it sees
+    os.sched_setaffinity(
+        0, sorted(os.sched_getaffinity(0))[:machines]
+    )  # an actor uses all cores that it sees
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     for _ in range(machines - 1):
         cluster.add_node(num_cpus=1)

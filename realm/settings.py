@@ -181,13 +181,13 @@ def _set(values: dict[str, Any], override: str) -> None:
         raise InputError(f"--set {shown(override)}: {error}") from None
 
 
-def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Names and values of the settings that are floating-point numbers."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, float):
-            yield f"{prefix}{name}", value
+def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
+    """Names and values of the settings in `value` that are floating-point numbers."""
+    if isinstance(value, float):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _numbers(inner, f"{name}.{key}" if name else str(key))
 
 
 def _problem(cls: type, problem: dict[str, Any]) -> str:
