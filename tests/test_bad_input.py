@@ -144,7 +144,7 @@ DOCUMENTS = {
     "cyrillic.jsonl": "cyrillic.jsonl:1: byte 0xeb is not UTF-8",
     "cut.jsonl": "cut.jsonl:2: not JSON .*cut off",
     "long.jsonl": "long.jsonl:1: 10,000,000 characters, over the limit of 1,000,000: split it",
-    "q.jsonl": 'q.jsonl:1: no "title"',
+    "q.jsonl": 'q.jsonl:1: no "text"',
     "names": "udcff.txt.* is not UTF-8: rename the file",
 }
 ODD = {f"{name}.{suffix}": f"{name}.{suffix}" for name in CONTENTS for suffix in SUFFIXES}

@@ -96,6 +96,32 @@ def test_a_build_reads_an_exported_parquet_file(tmp_path: Path, tokenizer: str) 
     assert list(KnowledgeBase.open(tmp_path / "again")) == list(KnowledgeBase.open(tmp_path / "kb"))
 
 
+def test_the_names_of_a_build_are_used_by_an_addition_and_shown_by_a_preview(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for name, url in (("first", "https://example.org/1"), ("second", "https://example.org/2")):
+        files.append(str(tmp_path / f"{name}.jsonl"))
+        Path(files[-1]).write_text(json.dumps({"content": f"The {name} town.", "url": url, "text": "No."}))
+    kb, tagger = str(tmp_path / "kb"), ["--tagger", "rules"]
+    named = ["--set", "text_field=content"]
+    built = ["--tokenizer", tokenizer, *tagger]
+    assert cli.main(["kb", "preview", files[0], *built, *named]) == 0
+    shown = capsys.readouterr().out
+    assert "https://example.org/1\n" in shown and "The first town." in shown
+    assert cli.main(["kb", "build", files[0], "--out", kb, *built, *named]) == 0
+    assert cli.main(["kb", "add", files[1], "--kb", kb]) == 0
+    opened = KnowledgeBase.open(kb)
+    assert opened.config.text_field == "content"
+    assert [(one.document_id, one.title, one.text, dict(one.fields)) for one in opened] == [
+        (f"https://example.org/{n}", "", f"The {name} town.", {"url": f"https://example.org/{n}"})
+        for n, name in ((1, "first"), (2, "second"))
+    ]
+    capsys.readouterr()
+    assert cli.main(["kb", "list", "--kb", kb]) == 0
+    assert capsys.readouterr().out == "     1  https://example.org/1\n     1  https://example.org/2\n"
+
+
 def test_a_knowledge_base_is_built_and_kept_from_the_command_line(
     tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,7 +136,11 @@ def _preview(args: argparse.Namespace) -> None:
     tokenizer = Tokenizer.load(args.tokenizer or config.tokenizer)
     reading = None if args.strict else ReadingReport()
     documents = read_documents(
-        args.sources, config.max_document_chars, reading, headings=config.reads_headings
+        args.sources,
+        config.max_document_chars,
+        reading,
+        headings=config.reads_headings,
+        names=config.names,
     )
     tagger = load_tagger(args.tagger or config.tagger, args.processes or 1, engine_of(args))
     with annotated(islice(documents, args.limit), tagger) as found:
@@ -158,7 +162,8 @@ def _preview(args: argparse.Namespace) -> None:
                 print(json.dumps(shown, ensure_ascii=False))
             else:
                 cut = shortened(" ".join(passage.text.split()), 100)
-                print(for_terminal(f"{shown['wordpieces']:>6}  {passage.title}\n        {cut}"))
+                name = passage.title or passage.document_id
+                print(for_terminal(f"{shown['wordpieces']:>6}  {name}\n        {cut}"))
     for line in reading.lines() if reading is not None else []:
         _log.warning("%s", line)
 
@@ -171,7 +176,7 @@ def _list(args: argparse.Namespace) -> None:
         if args.json:
             print(json.dumps(document._asdict(), ensure_ascii=False))
         else:
-            names = [document.id, *([document.title] if document.title != document.id else [])]
+            names = dict.fromkeys(filter(None, (document.id, document.title)))
             one_line = "  ".join(" ".join(name.split()) for name in names)
             print(for_terminal(f"{document.passages:>6}  {one_line}"))
 

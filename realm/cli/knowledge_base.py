@@ -196,7 +196,6 @@ def _build(args: argparse.Namespace) -> None:
     if args.vocab_size is not None and args.tokenizer is not None:
         raise InputError("--vocab-size makes a tokenizer: leave out --tokenizer")
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
-    limit = config.max_document_chars
     engine = engine_of(args)
     target = Path(args.out)
     check_target(target, args.replace)  # before the documents are read for a vocabulary
@@ -204,7 +203,14 @@ def _build(args: argparse.Namespace) -> None:
     kept = unfinished_folder(target) / PARSED
     processes = args.processes or default_processes()
     read = partial(
-        read_documents, args.sources, limit, but=own, engine=engine, kept=kept, processes=processes
+        read_documents,
+        args.sources,
+        config.max_document_chars,
+        but=own,
+        engine=engine,
+        kept=kept,
+        processes=processes,
+        names=config.names,
     )
     documents = read(reading, headings=config.reads_headings)
     if config.near_duplicates:
@@ -250,6 +256,7 @@ def _add(args: argparse.Namespace) -> None:
             headings=kb.config.reads_headings,
             engine=engine,
             processes=processes,
+            names=kb.config.names,
         )
         return kb.add(documents, tagger), reading
 

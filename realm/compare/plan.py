@@ -45,6 +45,7 @@ from realm.settings import read_config
 from realm.store.settings import KnowledgeBaseConfig
 from realm.systems.knn_lm import KnnConfig
 from realm.systems.system import SYSTEMS, module_of
+from realm.text.fields import FieldNames
 from realm.train.finetune import FinetuneConfig
 from realm.train.ict import IctConfig
 from realm.train.mlm import MlmConfig
@@ -206,6 +207,11 @@ class Plan:
             if name in {*systems, *self.changed}
         }
         return {name: self._stage(config, name) for name, config in (STAGES | configs).items()}
+
+    @property
+    def names(self) -> FieldNames:
+        """The keys and columns that have the parts of the documents of the corpora."""
+        return self._stage(KnowledgeBaseConfig, "kb").names
 
     @property
     def pretrain(self) -> PretrainConfig:

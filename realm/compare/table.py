@@ -186,8 +186,10 @@ def _write_documents(plan: Plan) -> None:
     for file, sources in plan.cut().items():
         if not file.exists():
             file.parent.mkdir(exist_ok=True)
-            first = islice(read_documents(sources), plan.data.documents)
-            write_json_lines(file, ({"id": one.id, "title": one.title, "text": one.text} for one in first))
+            first = islice(read_documents(sources, names=plan.names), plan.data.documents)
+            keys = [own or usual for own, usual in zip(plan.names, ("title", "text", "id"), strict=True)]
+            rows = (dict(zip(keys, (one.title, one.text, one.id), strict=True)) for one in first)
+            write_json_lines(file, rows)  # under the names with which `realm kb build` reads the file
 
 
 def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:

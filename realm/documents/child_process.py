@@ -25,7 +25,7 @@ from realm.documents.formats.records import Limits, Pages, Reason, Record, Unrea
 from realm.errors import first_line, shortened
 from realm.progress import progress
 from realm.text.corpus import Link, Section
-from realm.text.fields import json_value
+from realm.text.fields import FieldNames, json_value
 
 MODULES = {
     ".parquet": "realm.documents.formats.columns",
@@ -153,7 +153,8 @@ def main() -> None:
                 if not file.read(1):
                     raise Unreadable(path, Reason.EMPTY, f"{path} is empty")
             read = importlib.import_module(MODULES[path.suffix.lower()]).read
-            for found in read(path, Limits(*request["limits"])):
+            chars, headings, names = request["limits"]
+            for found in read(path, Limits(chars, headings, FieldNames(*names))):
                 if isinstance(found, Pages):
                     limit(resource.RLIMIT_CPU, seconds + found.done)
                     answer("pages", *found)

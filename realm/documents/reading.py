@@ -32,7 +32,7 @@ from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
 from realm.ray_actors import EngineConfig
 from realm.text.corpus import Document
-from realm.text.fields import LONGEST_VALUE, clean_fields
+from realm.text.fields import LONGEST_VALUE, USUAL_NAMES, FieldNames, Fields, clean_fields
 
 logger = logging.getLogger(__name__)
 LEFT_OUT = "left_out.jsonl"
@@ -134,12 +134,14 @@ def read_documents(
     engine: EngineConfig | None = None,
     kept: Path | None = None,
     processes: int = 1,
+    names: FieldNames = USUAL_NAMES,
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
 
     The id of a record (JSON Lines, Parquet, Arrow, ...) is its field "id". If a record has no such field, its title is the id;
-    if an earlier document has this id, a number is added. If a file is one document, its path as given is the id, so that the
-    id is the same whether the source is the folder or the file itself.
+    without a title, its field "url"; without this, its place. If an earlier document has this id, a number is added. `names`
+    are the fields that have other names than "id", "title" and "text". If a file is one document, its path as given is the
+    id, so that the id is the same whether the source is the folder or the file itself.
 
     Files in the folders `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
@@ -162,7 +164,7 @@ def read_documents(
         for one in found:
             if isinstance(one, Unreadable):
                 _refuse(one)
-    limits = Limits(max_document_chars, headings)
+    limits = Limits(max_document_chars, headings, names)
     if engine is not None and engine.engine == "ray":
         return _documents(read_on_ray(found, limits, engine.ray_address, kept), limits, report, taken)
     return _documents(read_in_processes(found, limits, processes, kept), limits, report, taken)
@@ -171,20 +173,26 @@ def read_documents(
 def documents_of(
     records: Iterable[Mapping[str, Any]], max_document_chars: int = 1_000_000
 ) -> Iterator[Document]:
-    """The documents of records in memory, `{"title", "text", "id"?}`, with the same ids as from a JSON Lines file.
+    """The documents of records in memory, `{"title"?, "text", "id"?}`, with the same ids as from a JSON Lines file.
 
     All other keys of a record are fields of the document.
 
     Raises:
-        InputError: a record has other fields or types; the message has the number of the record.
+        InputError: a record has no text, has neither id nor title nor url, or has values of other types; the message has the
+            number of the record.
     """
-    read = (
-        record(f"record {number}", one)
-        if isinstance(one, Mapping)
-        else Unreadable(f"record {number}", Reason.FIELDS, f"record {number} is {shown(one)}, not a mapping")
-        for number, one in enumerate(records, start=1)
-    )
+    read = (_in_memory(f"record {number}", one) for number, one in enumerate(records, start=1))
     return _documents(read, Limits(max_document_chars), _StrictReport())
+
+
+def _in_memory(where: str, one: object) -> Record | Unreadable:
+    if not isinstance(one, Mapping):
+        return Unreadable(where, Reason.FIELDS, f"{where} is {shown(one)}, not a mapping")
+    found = record(where, one)
+    # The place would be the id, and records of the next call have the same places.
+    if isinstance(found, Record) and found.id is None and _name(found, found.fields) == where:
+        return Unreadable(where, Reason.FIELDS, f"{where} has neither an id nor a title: add one of these")
+    return found
 
 
 def stamp(sources: Sequence[str], but: Collection[Path] = ()) -> str:
@@ -231,7 +239,8 @@ def _documents(
                 report.leave_out(problem)
                 continue
             assert isinstance(one, Record)
-            name = one.title if one.title.strip() else one.where
+            fields = clean_fields(one.fields, report.fields_left_out)
+            name = _name(one, fields)
             document_id = name if one.id is None else one.id
             while used.put(key_of(document_id)) is not None:
                 repeats[name] += 1
@@ -239,7 +248,6 @@ def _documents(
             report.documents += 1
             if one.assumed:
                 report.assume(one.where, one.assumed)
-            fields = clean_fields(one.fields, report.fields_left_out)
             yield Document(one.title, one.text, document_id, one.links, fields, one.sections)
     if not report.documents and report.reasons:
         if len(report.left_out) == 1:
@@ -248,6 +256,14 @@ def _documents(
     if isinstance(report, _StrictReport):
         for line in report.lines():
             logger.warning(line)
+
+
+def _name(one: Record, fields: Fields) -> str:
+    """The name from which the id of a record without an id is made: its title, its address, or its place."""
+    if one.title.strip():
+        return one.title
+    url = fields.get("url")
+    return url if isinstance(url, str) and url.strip() else one.where
 
 
 def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:

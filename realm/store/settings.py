@@ -26,6 +26,9 @@ _DECISIVE = (
     "sources",
     "max_document_chars",
     "near_duplicates",
+    "title_field",
+    "text_field",
+    "id_field",
 )
 """Settings that determine which passages a build makes."""
 

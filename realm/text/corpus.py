@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from realm.errors import at_least
-from realm.text.fields import NO_FIELDS, Fields
+from realm.text.fields import NO_FIELDS, FieldNames, Fields
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
@@ -36,6 +36,17 @@ class PassagesConfig:
     repeated."""
     max_document_chars: int = 1_000_000
     """Longest document in characters; longer documents are left out, because most of them are no text."""
+    title_field: str = ""
+    """Key of the title in JSON, or column of the title in tables; "" for `title`, which a record need not have."""
+    text_field: str = ""
+    """Key or column of the text; "" for `text` or `maintext`."""
+    id_field: str = ""
+    """Key or column of the id; "" for `id` or `_id`, which a record need not have."""
+
+    @property
+    def names(self) -> FieldNames:
+        """The keys or columns that are named by settings."""
+        return FieldNames(self.title_field, self.text_field, self.id_field)
 
     @property
     def reads_headings(self) -> bool:

@@ -10,13 +10,24 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["bool", "int", "float", "date", "time", "text"]
 Fields = Mapping[str, Any]
 NO_FIELDS: Fields = {}
 RESERVED = frozenset(("id", "_id", "title", "text", "maintext"))
 """Names that no field can have, because records use these names for the parts of a document."""
+
+
+class FieldNames(NamedTuple):
+    """The keys of a record or the columns of a table that have the parts of a document; "" for the usual names."""
+
+    title: str = ""
+    text: str = ""
+    id: str = ""
+
+
+USUAL_NAMES = FieldNames()
 LONGEST_NAME = 100
 LONGEST_VALUE = 2_000
 """Longest value in characters. Every passage of a document stores the fields, so a longer value would need much space."""

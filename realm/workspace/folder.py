@@ -127,11 +127,11 @@ class Workspace:
         return self._now().filler.fill(sentence, target)
 
     def add(self, records: Iterable[Mapping[str, Any]]) -> AddResult:
-        """Adds documents `{"title", "text", "id"?}`; a document with a known id replaces the old document.
+        """Adds documents `{"title"?, "text", "id"?}`; a document with a known id replaces the old document.
 
-        All other keys of a record are fields of the document. The id of a document without "id" is its title. If several
-        documents of one call have the same title T and no "id", their ids are "T", "T (2)", "T (3)" and so on. On return, the
-        documents are on disk and can be found.
+        All other keys of a record are fields of the document. The id of a document without "id" is its title, or its field
+        "url" if it has no title. If several documents of one call have the same title T and no "id", their ids are "T",
+        "T (2)", "T (3)" and so on. On return, the documents are on disk and can be found.
 
         Raises:
             InputError: a record cannot be used, or one record is given instead of a list of records.

@@ -63,7 +63,14 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
         raise InputError("no source is given: name at least one file or folder")
     left_out = ReadingReport()
     report = None if strict else left_out
-    found = read_documents(sources, config.max_document_chars, report, (folder,), config.reads_headings)
+    found = read_documents(
+        sources,
+        config.max_document_chars,
+        report,
+        (folder,),
+        config.reads_headings,
+        names=config.names,
+    )
     documents = list(progress(found, total=None, description="read", unit="document"))
     if not documents:
         raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")
@@ -158,6 +165,9 @@ class Sync:
             held_out=held_out,
             sources=tuple(self.sources),
             max_document_chars=self.config.max_document_chars,
+            title_field=self.config.title_field,
+            text_field=self.config.text_field,
+            id_field=self.config.id_field,
         )
 
     def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
@@ -167,9 +177,12 @@ class Sync:
         check_sources(self.folder, self.sources, self.dropped, earlier)
         kb.check_tokenizer(self.start.tokenizer, self.config.start)
         wanted = replace(self._kb_config(), tagger=tagger.name)
-        for name in ("passage_tokens", "cut", "passage_overlap", "held_out", "tagger"):
+        for name in (
+            *("passage_tokens", "cut", "passage_overlap", "held_out", "tagger"),
+            *("title_field", "text_field", "id_field"),
+        ):
             if getattr(kb.config, name) != getattr(wanted, name):
                 raise ConflictError(
-                    f"{self.folder} was made with {name} = {getattr(kb.config, name)}, but this call has "
-                    f"{getattr(wanted, name)}: use the earlier value, or another folder"
+                    f"{self.folder} was made with {name} = {getattr(kb.config, name)!r}, but this call has "
+                    f"{getattr(wanted, name)!r}: use the earlier value, or another folder"
                 )

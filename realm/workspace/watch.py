@@ -209,7 +209,9 @@ class Watcher:
         config = self._knowledge.current.kb.config
         limit, headings = config.max_document_chars, config.reads_headings
         try:
-            yield from read_documents([path], limit, report, (self.folder,), headings, taken)
+            yield from read_documents(
+                [path], limit, report, (self.folder,), headings, taken, names=config.names
+            )
         except InputError:  # the file has no document; the report has the reason
             return
 

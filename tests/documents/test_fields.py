@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from realm.documents.formats.front_matter import split_front_matter
 from realm.documents.formats.pages import read_page
 from realm.documents.reading import ReadingReport, documents_of, read_documents
+from realm.errors import InputError
 from realm.text.corpus import Document, Section
 from realm.text.fields import clean_fields
 from tests.documents import writers
@@ -77,6 +78,14 @@ def test_the_other_keys_of_a_record_are_its_fields(tmp_path: Path) -> None:
     assert line == "fields left out, because they are longer than 2,000 characters or not JSON: html (1)"
     plain = {"title": "A", "text": "One.", "metadata": "{}"}
     assert read(tmp_path / "b.jsonl", json.dumps(plain)).fields == {"metadata": "{}"}
+
+
+def test_a_record_from_python_needs_an_id_a_title_or_an_address() -> None:
+    given = {"text": "One."}, {"id": 7}, {"title": "A"}, {"url": "https://example.org"}
+    nameless, *named = ({"text": "One.", **one} for one in given)
+    assert [one.id for one in documents_of(named)] == ["7", "A", "https://example.org"]
+    with pytest.raises(InputError, match="record 2 has neither an id nor a title"):
+        list(documents_of([named[0], nameless]))
 
 
 def test_columns_of_tables_are_fields_and_numbers_are_recognised_where_all_is_text(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_json_file_has_an_object_a_list_of_objects_or_an_object_per_line(
         assert read(file) == expected
 
 
-def test_json_without_titles_and_texts_is_a_file_of_another_type(
+def test_json_without_texts_is_a_file_of_another_type(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     schema = {"title": "Town", "type": "object"}
@@ -44,7 +44,7 @@ def test_json_without_titles_and_texts_is_a_file_of_another_type(
     contents = [*map(json.dumps, others), lines({"event": 1}, {"event": 2})]
     for number, content in enumerate(contents):
         write(tmp_path / f"{number}.json", content)
-    with pytest.raises(InputError, match="no object in this JSON has a title and a text"):
+    with pytest.raises(InputError, match='no object in this JSON has a text under the key "text"'):
         read(tmp_path / "0.json")
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem

@@ -4,10 +4,13 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import xlsxwriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +19,10 @@ from realm.documents import demo_corpora, sources
 from realm.documents.reading import ReadingReport, read_documents, stamp
 from realm.errors import InputError
 from realm.text.corpus import Document
+from realm.text.fields import FieldNames
 
 
-def read(*sources: Path | str, **options: int) -> list[Document]:
+def read(*sources: Path | str, **options: Any) -> list[Document]:
     return list(read_documents([str(source) for source in sources], **options))
 
 
@@ -126,7 +130,6 @@ BAD_LINES = {
     '{"title": "A", "te\n': r":2: not JSON \(Unterminated string starting at\)$",
     "[1, 2]": r":2: the line is \[1, 2\], and must be an object",
     '{"title": "A"}': r""":2: no "text" \(fields: 'title'\)""",
-    '{"text": "A", "body": "B"}': ':2: no "title"',
     '{"title": "A", "text": null}': ':2: "text" is None, and must be a string',
     '{"title": ["A"], "text": "a"}': ":2: \"title\" is \\['A'\\], and must be a string",
     '{"id": 1.5, "title": "A", "text": "a"}': ':2: "id" is 1.5',
@@ -347,6 +350,105 @@ def test_bad_table_is_named_with_its_columns_or_row(tmp_path: Path) -> None:
     pq.write_table(TABLE.slice(0, 0), file)
     with pytest.raises(InputError, match=r"a\.parquet is empty"):
         read(file)
+
+
+# --- records without a title, and with other names --------------------------------------------------
+
+
+TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".xlsx")
+RECORDS = (*TABLES, ".jsonl", ".json")
+
+
+def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
+    """Writes records in the format of the file's name."""
+    table = pa.Table.from_pylist(rows)
+    match file.suffix:
+        case ".parquet":
+            pq.write_table(table, file)
+        case ".arrow":
+            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+                writer.write_table(table)
+        case ".xlsx":
+            with xlsxwriter.Workbook(file) as book:
+                sheet = book.add_worksheet()
+                for number, row in enumerate([table.schema.names, *(one.values() for one in rows)]):
+                    sheet.write_row(number, 0, row)
+        case ".csv" | ".tsv":
+            options = pa.csv.WriteOptions(delimiter="," if file.suffix == ".csv" else "\t")
+            pa.csv.write_csv(table, file, options)
+        case _:
+            write(file, lines(*rows))
+    return file
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_without_a_title_has_its_address_or_its_place_as_its_id(tmp_path: Path, kind: str) -> None:
+    web = [{"text": f"Text {n}.", "url": f"https://example.org/{n % 2}"} for n in range(3)]
+    assert read(write_rows(tmp_path / f"web{kind}", web)) == [
+        Document("", "Text 0.", "https://example.org/0", None, {"url": "https://example.org/0"}),
+        Document("", "Text 1.", "https://example.org/1", None, {"url": "https://example.org/1"}),
+        Document("", "Text 2.", "https://example.org/0 (2)", None, {"url": "https://example.org/0"}),
+    ]
+    plain = write_rows(tmp_path / f"plain{kind}", [{"text": "One."}, {"text": "Two."}])
+    found = read(plain)
+    assert [(one.title, one.text) for one in found] == [("", "One."), ("", "Two.")]
+    assert all(one.id.startswith(str(plain)) for one in found) and len({one.id for one in found}) == 2
+    own = write_rows(tmp_path / f"own{kind}", [{"text": "One.", "id": 7, "url": "x"}])
+    assert [one.id for one in read(own)] == ["7"]
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".arrow", ".jsonl", ".json"])
+def test_a_null_title_is_no_title(tmp_path: Path, kind: str) -> None:
+    rows = [{"title": title, "text": f"About {title}.", "id": None, "url": "u"} for title in (None, "A")]
+    assert [one[:3] for one in read(write_rows(tmp_path / f"some{kind}", rows))] == [
+        ("", "About None.", "u"),
+        ("A", "About A.", "A"),
+    ]
+    assert [one.id for one in read(write_rows(tmp_path / f"none{kind}", rows[:1]))] == ["u"]
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_settings_name_the_keys_and_columns_of_a_document(tmp_path: Path, kind: str) -> None:
+    rows = [
+        {"Headline": f"H{n}", "content": f"Text {n}.", "nr": n, "title": "T", "text": "X", "year": 2000}
+        for n in (1, 2)
+    ]
+    file = write_rows(tmp_path / f"news{kind}", rows)
+    names = FieldNames(title="Headline", text="content", id="nr")
+    assert read(file, names=names) == [
+        Document(row["Headline"], row["content"], str(row["nr"]), None, {"year": 2000}) for row in rows
+    ]
+    usual = read(file, names=FieldNames(text="content"))
+    assert [one[:3] for one in usual] == [("T", "Text 1.", "T"), ("T", "Text 2.", "T (2)")]
+    assert [one.fields["Headline"] for one in usual] == ["H1", "H2"]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("names", [FieldNames(text="body"), FieldNames(title="body"), FieldNames(id="body")])
+def test_a_table_without_a_named_column_is_one_line(tmp_path: Path, kind: str, names: FieldNames) -> None:
+    file = write_rows(tmp_path / f"a{kind}", [{"title": "A", "text": "One."}, {"title": "B", "text": "Two."}])
+    with pytest.raises(InputError, match=r"a\..*: no column body \(columns: title, text\)$"):
+        read(file, names=names)
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".json"])
+def test_an_object_without_a_named_key_is_left_out_and_counted(tmp_path: Path, kind: str) -> None:
+    rows = [{"content": "One.", "headline": None}, {"content": "Two."}, {"headline": "C", "text": "Three."}]
+    file, report = write_rows(tmp_path / f"a{kind}", rows), ReadingReport()
+    assert [one.text for one in read(file, names=FieldNames("headline", "content"), report=report)] == [
+        "One."
+    ]
+    assert report.reasons == {"without a usable title, text or id": 2}
+    assert [one.problem.partition(": ")[2] for one in report.left_out] == [
+        "no \"headline\" (fields: 'content')",
+        "no \"content\" (fields: 'headline', 'text')",
+    ]
+
+
+def test_other_formats_are_read_as_without_names(tmp_path: Path) -> None:
+    write(tmp_path / "a.md", "# A\n\nOne.")
+    write(tmp_path / "wiki_00", lines({"id": "1", "url": "u", "title": "B", "text": "B\n\nTwo."}))
+    assert read(tmp_path, names=FieldNames("headline", "content", "nr")) == read(tmp_path)
 
 
 # --- corpora that packages carry ------------------------------------------------------------------

@@ -253,10 +253,18 @@ def interrupt(folder: Path, documents: Sequence[Document] = DOCUMENTS, after: in
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("passage_tokens", 30), ("near_duplicates", 0.9), ("max_document_chars", 10_000)]
+    ("name", "value"),
+    [
+        ("passage_tokens", 30),
+        ("near_duplicates", 0.9),
+        ("max_document_chars", 10_000),
+        ("title_field", "headline"),
+        ("text_field", "content"),
+        ("id_field", "nr"),
+    ],
 )
 def test_an_interrupted_build_with_other_settings_starts_over_with_a_message(
-    name: str, value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, value: float | str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(tmp_path / "kb")
     tagger, config = TinyTagger(), replace(CONFIG, **{name: value})

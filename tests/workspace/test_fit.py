@@ -16,7 +16,8 @@ import pytest
 
 import realm
 from realm import cli
-from realm.errors import InputError, WriteFailed
+from realm.errors import ConflictError, InputError, WriteFailed
+from realm.files import write_json_lines
 from realm.folders import one_writer
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
@@ -51,6 +52,19 @@ def without_time(report: FitJson) -> dict[str, object]:
 def saved(workspace: Path = WS) -> FitJson:
     found: FitJson = json.loads((workspace / "report.json").read_text())
     return found
+
+
+def test_a_fit_reads_the_named_keys_and_refuses_other_names_later(
+    config: FitConfig, fresh: Path, light: None
+) -> None:
+    rows = [{"headline": path.stem, "content": path.read_text()} for path in Path("docs").rglob("*.txt")]
+    write_json_lines(Path("towns.jsonl"), rows)
+    named = replace(config, minutes=0, title_field="headline", text_field="content")
+    run(WS, ["towns.jsonl"], named)
+    assert {name for name, _ in content(WS)} == {row["headline"] for row in rows}
+    Path("towns.jsonl").touch()
+    with pytest.raises(ConflictError, match="made with title_field = 'headline', but this call has '': use"):
+        run(WS, ["towns.jsonl"], replace(named, title_field=""))
 
 
 def test_a_workspace_holds_its_parts_and_a_report_of_its_type(fitted: Path) -> None:
@@ -403,7 +417,7 @@ def test_too_little_text_is_not_adapted_to(fresh: Path, config: FitConfig, monke
         (["docs/", "--out", "towns", "--drop", "docs"], "docs is a source and is dropped: give it only once"),
         (
             ["docs", "--out", "towns", "--set", "tagger=other"],
-            "made with tagger = tiny-1, but this call has other-1",
+            "made with tagger = 'tiny-1', but this call has 'other-1'",
         ),
     ],
 )

@@ -10,9 +10,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, present_names
+from realm.documents.formats.records import (
+    Limits,
+    Pages,
+    Reason,
+    Record,
+    Unreadable,
+    missing_names,
+    present_names,
+    without_columns,
+)
 from realm.documents.formats.records import record as to_record
 from realm.errors import first_line, shown
+from realm.text.fields import FieldNames
 
 _BATCH, _BATCH_BYTES = 256, 256 << 20
 """Largest number of rows that are decoded at once, and largest size of these rows in bytes, unless a single row is larger."""
@@ -24,7 +34,8 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     """A record for each row of a Parquet file, or of an Arrow file in the file format or the stream format.
 
     Raises:
-        Unreadable: the file is damaged, has too many rows or too much text, or has no columns with a title and a text.
+        Unreadable: the file is damaged, has too many rows or too much text, or lacks the column of the text or a
+            column that is named in the settings.
     """
     import pyarrow as pa
 
@@ -46,7 +57,7 @@ def _parquet(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path, pre_buffer=False) as file:
-        names = _columns(path, file.schema_arrow)
+        names = _columns(path, file.schema_arrow, rows.names)
         starts = tuple(f"{name}." for name in names)  # the names of the parts of a nested column
         rows.expect(file.metadata.num_rows)
         total = -(-file.metadata.num_rows // _BATCH)
@@ -78,7 +89,7 @@ def _arrow(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
         start = 8 if file.read(6) == b"ARROW1" else 0
         file.seek(start)
         schema = pa.ipc.open_stream(file).schema
-        names = _columns(path, schema)
+        names = _columns(path, schema, rows.names)
         file.seek(start)
         options = pa.ipc.IpcReadOptions(
             included_fields=[schema.get_field_index(name) for name in names], use_threads=False
@@ -89,21 +100,17 @@ def _arrow(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
             yield batch.select(names), number
 
 
-def _columns(path: Path, schema: Any) -> list[str]:
-    """The names of the columns to read: title, text, id if the file has one, the passages, and the columns that can be fields.
+def _columns(path: Path, schema: Any, given: FieldNames) -> list[str]:
+    """The names of the columns to read: text, title and id if they exist, the passages, and the columns that can be fields.
 
     A field is a text, a number, a truth value, a date or a time. The passages are those that `realm kb export` writes. Other
     columns of lists and structs are not read.
     """
     import pyarrow.types as types
 
-    present = present_names(schema.names)
-    if missing := [part for part in ("title", "text") if part not in present]:
-        raise Unreadable(
-            path,
-            Reason.FIELDS,
-            f"{path}: no column {' and '.join(missing)} (columns: {', '.join(schema.names)})",
-        )
+    if missing := missing_names(schema.names, given):
+        raise without_columns(path, missing, schema.names)
+    present = present_names(schema.names, given)
     for part, name in present.items():
         if schema.names.count(name) > 1:
             raise Unreadable(
@@ -112,7 +119,8 @@ def _columns(path: Path, schema: Any) -> list[str]:
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         words = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
-        if not words and not (part == "id" and types.is_integer(value)):
+        also = {"id": types.is_integer(value) or types.is_null(value), "title": types.is_null(value)}
+        if not words and not also.get(part):
             raise Unreadable(
                 path,
                 Reason.FIELDS,
@@ -122,7 +130,7 @@ def _columns(path: Path, schema: Any) -> list[str]:
     read = [
         name for name in others if _can_be_field(schema.field(name).type) or _has_passages(schema.field(name))
     ]
-    return [*present.values(), *read]
+    return [*dict.fromkeys(present.values()), *read]
 
 
 def _has_passages(field: Any) -> bool:
@@ -149,6 +157,7 @@ class _Rows:
     """Makes records from the rows of one file, and counts the rows and the bytes of their text."""
 
     def __init__(self, path: Path, limits: Limits):
+        self.names = limits.names
         self._path = path
         self._limits = limits
         size = path.stat().st_size
@@ -189,7 +198,7 @@ class _Rows:
             fields = {name: _value(value) for name, value in zip(names, values, strict=True)}
         except UnicodeDecodeError:
             return Unreadable(where, Reason.DAMAGED, f"{where}: a text is not UTF-8")
-        return to_record(where, fields)
+        return to_record(where, fields, self.names)
 
 
 def _in_microseconds(column: Any) -> Any:

@@ -11,6 +11,7 @@ from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode, marked, whole, without_text
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, present_names, record
 from realm.errors import first_line, shown
+from realm.text.fields import FieldNames
 
 
 def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -38,7 +39,7 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 continue
             if line.strip():
                 empty = False
-                found = _json_line(where, line.strip(), complete)
+                found = _json_line(where, line.strip(), complete, limits.names)
                 yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
     if empty:
         raise without_text(path, start)
@@ -47,18 +48,22 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """The record of a JSON object, or a record for each object of a list. A file with an object per line is JSON Lines.
 
-    A file is left out as a file of another type if no object in it (of JSON Lines: in the first 100 lines) has a title and a
-    text. Settings of programs are such files.
+    A file is left out as a file of another type if no object in it (of JSON Lines: in the first 100 lines) has a text.
+    Settings of programs are such files.
 
     Raises:
         Unreadable: the file is empty, binary, damaged, too long, not JSON or of another type.
     """
-    another = Unreadable(path, Reason.TYPE, f"{path}: no object in this JSON has a title and a text")
+    names = limits.names
+    key = names.text or "text"
+    another = Unreadable(
+        path, Reason.TYPE, f'{path}: no object in this JSON has a text under the key "{key}"'
+    )
     with opened(path) as file:
         texts = filter(None, (_text_of(raw) for raw, _ in _raw_lines(path, file, limits)))
         first, second = next(texts, ""), next(texts, "")
         if _are_lines(first, second):
-            if not any(_is_meant(_value(text)) for text in (first, second, *islice(texts, 98))):
+            if not any(_is_meant(_value(text), names) for text in (first, second, *islice(texts, 98))):
                 raise another
             yield from json_lines(path, limits)
             return
@@ -76,11 +81,11 @@ def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     except (ValueError, RecursionError) as error:
         raise Unreadable(path, Reason.NOT_JSON, f"{path}: not JSON ({_why(error)})") from None
     objects = value if isinstance(value, list) else [value]
-    if not any(map(_is_meant, objects)):
+    if not any(_is_meant(one, names) for one in objects):
         raise another
     for number, one in enumerate(objects, start=1):
         where = f"{path}: value {number}" if isinstance(value, list) else str(path)
-        found = _of_value(where, "the value", one)
+        found = _of_value(where, "the value", one, names)
         yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
 
 
@@ -106,12 +111,12 @@ def _are_lines(first: str, second: str) -> bool:
     return not is_list and isinstance(_value(second), dict)
 
 
-def _is_meant(value: object) -> bool:
-    """Whether a value is meant to be a document: an object with a title, and a text or passages."""
+def _is_meant(value: object, names: FieldNames) -> bool:
+    """Whether a value is meant to be a document: an object with a text or passages."""
     if not isinstance(value, dict):
         return False
-    present = present_names(value)
-    return "title" in present and ("text" in present or "passages" in value)
+    text = value.get(present_names(value, names).get("text", ""))
+    return isinstance(text, str) or isinstance(value.get("passages"), list)
 
 
 def _why(error: Exception) -> str:
@@ -143,17 +148,17 @@ def _raw_lines(path: Path, file: io.BufferedReader, limits: Limits) -> Iterator[
                 yield None, True
 
 
-def _json_line(where: str, line: str, complete: bool) -> Record | Unreadable:
+def _json_line(where: str, line: str, complete: bool, names: FieldNames) -> Record | Unreadable:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         cut = "" if complete else "; the file ends in this line, so it may be cut off"
         return Unreadable(where, Reason.NOT_JSON, f"{where}: not JSON ({_why(error)}){cut}")
-    return _of_value(where, "the line", value)
+    return _of_value(where, "the line", value, names)
 
 
-def _of_value(where: str, what: str, value: object) -> Record | Unreadable:
+def _of_value(where: str, what: str, value: object, names: FieldNames) -> Record | Unreadable:
     if not isinstance(value, dict):
         expected = f'{what} is {shown(value)}, and must be an object {{"title": ..., "text": ...}}'
         return Unreadable(where, Reason.FIELDS, f"{where}: {expected}")
-    return record(where, value)
+    return record(where, value, names)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from realm.errors import InputError, shortened, shown
 from realm.text.corpus import Link, Section
-from realm.text.fields import NO_FIELDS
+from realm.text.fields import NO_FIELDS, USUAL_NAMES, FieldNames
 
 
 class Reason(StrEnum):
@@ -93,12 +93,15 @@ def need(package: str, path: Path) -> None:
 
 
 class Limits(NamedTuple):
-    """What readers read: limits of length, which also limit the memory of a reader, and whether headings make sections."""
+    """What readers read: limits of length, which also limit the memory of a reader, whether headings make sections, and the
+    names of the keys and columns."""
 
     document_chars: int = 1_000_000
     """Most characters of a document."""
     headings: bool = False
     """Whether readers of formats with headings make a section of each heading."""
+    names: FieldNames = USUAL_NAMES
+    """The keys of JSON and the columns of tables that have the parts of a document."""
 
     @property
     def file_bytes(self) -> int:
@@ -129,33 +132,51 @@ FIELD_NAMES = {"id": ("id", "_id"), "title": ("title",), "text": ("text", "maint
 """Part of a document -> the names of this part in data sets; `_id` is the name in BEIR, `maintext` the name in news-please."""
 
 
-def present_names(names: Collection[str]) -> dict[str, str]:
-    """Part of a document ("id", "title" or "text") -> the one of `names` that has this part. Missing parts are left out."""
-    found = {part: next((name for name in known if name in names), "") for part, known in FIELD_NAMES.items()}
+def present_names(columns: Collection[str], names: FieldNames) -> dict[str, str]:
+    """Part of a document ("id", "title" or "text") -> the one of `columns` that has this part. Missing parts are left out.
+
+    A part whose name is given in `names` is only in the column of this name.
+    """
+    known = {part: (own,) if (own := getattr(names, part)) else usual for part, usual in FIELD_NAMES.items()}
+    found = {part: next((name for name in several if name in columns), "") for part, several in known.items()}
     return {part: name for part, name in found.items() if name}
 
 
-def record(where: str, fields: Mapping[str, Any]) -> Record | Unreadable:
+def missing_names(columns: Collection[str], names: FieldNames) -> list[str]:
+    """The names that a record must have and that are not in `columns`: that of the text, and those given in `names`."""
+    present = present_names(columns, names)
+    needed = [part for part in FIELD_NAMES if part == "text" or getattr(names, part)]
+    return [getattr(names, part) or part for part in needed if part not in present]
+
+
+def without_columns(where: str | Path, missing: Sequence[str], columns: Sequence[str]) -> Unreadable:
+    """The problem with a table that lacks the columns `missing`."""
+    listed = shortened(", ".join(columns))
+    return Unreadable(where, Reason.FIELDS, f"{where}: no column {' and '.join(missing)} (columns: {listed})")
+
+
+def record(where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAMES) -> Record | Unreadable:
     """The record that has the keys of a JSON object or the columns of a row, or the problem with these.
 
     All keys besides id, title and text are fields of the document, and so are the keys of an object `metadata`. If the record
-    has `passages`, as `realm kb export` writes them, these are the text, and each is a section.
+    has `passages`, as `realm kb export` writes them, these are the text, and each is a section. A record without a title has an
+    empty title.
     """
     passages = _passages(fields.get("passages"))
     if passages:
-        fields = {**fields, "text": "\n\n".join(text for _, text in passages)}
+        fields = {**fields, names.text or "text": "\n\n".join(text for _, text in passages)}
         del fields["passages"]
-    present = present_names(fields)
-    for part in ("title", "text"):
-        if part not in present:
-            names = ", ".join(map(shown, fields))
-            return Unreadable(where, Reason.FIELDS, f'{where}: no "{part}" (fields: {shortened(names)})')
-        value = fields[present[part]]
+    if missing := missing_names(fields, names):
+        listed = ", ".join(map(shown, fields))
+        return Unreadable(where, Reason.FIELDS, f'{where}: no "{missing[0]}" (fields: {shortened(listed)})')
+    present = present_names(fields, names)
+    title = fields[present["title"]] if "title" in present else None
+    title, text = "" if title is None else title, fields[present["text"]]
+    for part, value in (("title", title), ("text", text)):
         if not isinstance(value, str):
             return Unreadable(
                 where, Reason.FIELDS, f'{where}: "{present[part]}" is {shown(value)}, and must be a string'
             )
-    title, text = fields[present["title"]], fields[present["text"]]
     own_id = fields[present["id"]] if "id" in present else None
     if own_id is not None:
         if isinstance(own_id, bool) or not isinstance(own_id, str | int) or own_id == "":

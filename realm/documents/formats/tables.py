@@ -1,7 +1,7 @@
 """Tables become records: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`.
 
-A table with the columns "title" and "text" is a record per row; any other table is one record, with a sentence per row. The
-first line names the columns, unless it looks like a row.
+A table with a column "text" is a record per row; any other table is one record, with a sentence per row. The first line names
+the columns, unless it looks like a row.
 """
 
 import csv
@@ -21,16 +21,16 @@ from realm.documents.formats.records import (
     Reason,
     Record,
     Unreadable,
+    missing_names,
     present_names,
     record,
+    without_columns,
 )
 from realm.documents.formats.rows import sentence_of
 from realm.documents.formats.titles import file_title
 from realm.errors import first_line
-from realm.text.fields import read_value
+from realm.text.fields import FieldNames, read_value
 
-_PARTS = frozenset(("title", "text"))
-"""Columns of a table with a record per row."""
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
 _HEADING_LINES = 20
@@ -39,12 +39,12 @@ _LONGEST_NAME = 80
 """Most characters of the name of a column; a first line with a longer cell is a row."""
 
 
-def _values(names: Sequence[str], row: Sequence[str]) -> dict[str, Any]:
-    """The values of a row. An empty text is no value, except in the columns that every row has."""
-    parts = present_names(names).values()
+def _values(columns: Sequence[str], row: Sequence[str], names: FieldNames) -> dict[str, Any]:
+    """The values of a row. An empty text is no value, except in the columns of the parts of a document."""
+    parts = present_names(columns, names).values()
     return {
         name: value if name in parts else read_value(value)
-        for name, value in zip(names, row, strict=True)
+        for name, value in zip(columns, row, strict=True)
         if value or name in parts
     }
 
@@ -62,12 +62,12 @@ def comma_separated(path: Path, limits: Limits) -> Iterator[Record | Unreadable]
 def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unreadable]:
     """The records of a table. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks (`_rows`).
 
-    The separator is the first of `separators` with which the heading line has the columns "title" and "text"; without these
-    columns, the separator with which it has most columns. The beginning of the file shows the encoding.
+    The separator is the first of `separators` with which the heading line has the column "text"; without this column, the
+    separator with which it has most columns. The beginning of the file shows the encoding.
 
     Raises:
-        Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line or no row, or is one record that
-            is too long.
+        Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line or no row, lacks a column that is
+            named in the settings, or is one record that is too long.
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -85,10 +85,14 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                 heading, number = line, number + 1
             held = _heading_lines(heading, lines)
             headings = {one: next(_rows(held, one, limits.file_bytes)) for one in separators}
-            columns_of = {one: column_names(cells) for one, (_, cells) in headings.items()}
-            separator = max(separators, key=lambda one: (has_parts(columns_of[one]), len(columns_of[one])))
+            columns_of = {one: column_names(cells, limits.names) for one, (_, cells) in headings.items()}
+            missing_of = {one: missing_names(names, limits.names) for one, names in columns_of.items()}
+            separator = max(separators, key=lambda one: (not missing_of[one], len(columns_of[one])))
             names = columns_of[separator]
-            per_row = has_parts(names)
+            missing = missing_of[separator]
+            if missing and any(limits.names):
+                raise without_columns(path, missing, names)
+            per_row = not missing
             used, cells = headings[separator]
             columns = [" ".join(cell.split()) for cell in cells]
             if not per_row and looks_like_a_row(columns):
@@ -104,13 +108,13 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
                     message = f"{where}: {len(row)} columns, but {len(names)} in the first line"
                     yield Unreadable(where, Reason.FIELDS, message)
                 elif per_row:
-                    found = record(where, _values(names, row))
+                    found = record(where, _values(names, row, limits.names), limits.names)
                     yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
                 elif any(cells := [" ".join(cell.split()) for cell in row]):
                     sentences.append(sentence_of(columns, cells))
                     length += len(sentences[-1]) + 1
                     if length > limits.document_chars:
-                        raise too_long(path, names, limits)
+                        raise too_long(path, limits)
             if sentences:
                 text = "\n".join(sentences)
                 yield Record(str(path), file_title(path), text, path.as_posix(), assumed)
@@ -208,10 +212,12 @@ def _row(line: str, separator: str) -> list[str]:
     return next(csv.reader([line], delimiter=separator, quoting=csv.QUOTE_NONE))
 
 
-def column_names(heading: Iterable[str]) -> list[str]:
-    """The names of the columns. "Title", "Text" and "ID" are written in small letters, as the columns of documents are."""
-    known = {name for names in FIELD_NAMES.values() for name in names}
-    return [low if (low := name.strip().lower()) in known else name for name in heading]
+def column_names(heading: Iterable[str], names: FieldNames) -> list[str]:
+    """The names of the columns. "Title", "Text" and "ID" are written in small letters, as the columns of documents are, unless
+    they are given in `names`."""
+    known = {name for several in FIELD_NAMES.values() for name in several}
+    columns = [name.strip() for name in heading]
+    return [name.lower() if name.lower() in known and name not in names else name for name in columns]
 
 
 def looks_like_a_row(columns: Sequence[str]) -> bool:
@@ -219,23 +225,14 @@ def looks_like_a_row(columns: Sequence[str]) -> bool:
     return any(len(one) > _LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
 
 
-def has_parts(names: Sequence[str]) -> bool:
-    """Whether a table with these columns is a record per row."""
-    return present_names(names).keys() >= _PARTS
-
-
-def _missing(names: Sequence[str]) -> str:
-    return " and ".join(sorted(_PARTS - present_names(names).keys()))
-
-
-def too_long(path: Path, names: Sequence[str], limits: Limits) -> Unreadable:
-    """The problem with a table with the columns `names`, which is one document, and too long."""
+def too_long(path: Path, limits: Limits) -> Unreadable:
+    """The problem with a table that is one document, and too long."""
     over = f"over {limits.document_chars:,} characters"
     return Unreadable(
         path,
         Reason.TOO_LONG,
-        f"{path}: without a column {_missing(names)}, a table is one document, and this one has {over}: name the columns, "
-        "split the table, or raise max_document_chars",
+        f"{path}: without a column text, a table is one document, and this one has {over}: name the column of the text with "
+        "text_field, split the table, or raise max_document_chars",
     )
 
 

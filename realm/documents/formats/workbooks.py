@@ -1,7 +1,7 @@
 """Workbooks (.xlsx, .xls, .ods): the rows of their visible sheets as text. calamine reads the cells.
 
-A sheet with the columns "title" and "text" is a record per row, as such a CSV file. The other sheets are one record, in which
-each row is a sentence.
+A sheet with a column "text" is a record per row, as such a CSV file. The other sheets are one record, in which each row is a
+sentence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +11,20 @@ from typing import Any
 
 from realm.documents.formats.archives import archive, office_title
 from realm.documents.formats.pages import Heading, page_record
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need, present_names, record
+from realm.documents.formats.records import (
+    Limits,
+    Reason,
+    Record,
+    Unreadable,
+    missing_names,
+    need,
+    present_names,
+    record,
+    without_columns,
+)
 from realm.documents.formats.rows import sentence_of
-from realm.documents.formats.tables import column_names, has_parts, looks_like_a_row, too_long
-from realm.text.fields import json_value
+from realm.documents.formats.tables import column_names, looks_like_a_row, too_long
+from realm.text.fields import FieldNames, json_value
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -37,19 +47,24 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     except calamine.PasswordError:
         raise Unreadable(path, Reason.ENCRYPTED, f"{path} is encrypted: save it without a password") from None
     blocks: list[tuple[str, list[str]]] = []
-    records = 0
+    some = False
     for name, rows in sheets:
         filled = [(number, row) for number, row in enumerate(rows, 1) if any(cell != "" for cell in row)]
-        names = column_names(map(_text, filled[0][1])) if filled else []
-        if has_parts(names):
+        if not filled:
+            continue
+        columns = column_names(map(_text, filled[0][1]), limits.names)
+        if not (missing := missing_names(columns, limits.names)):
             for number, row in filled[1:]:
-                records += 1
-                yield record(f"{path}:{name}:{number}", _values(names, row))
+                some = True
+                yield record(f"{path}:{name}:{number}", _values(columns, row, limits.names), limits.names)
+        elif any(limits.names):
+            some = True
+            yield without_columns(f"{path}:{name}", missing, columns)
         elif lines := list(_lines([[_text(cell) for cell in row] for _, row in filled])):
             blocks.append((name, lines))
     if blocks:
         yield _document(path, title, blocks, limits)
-    elif not records:
+    elif not some:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
 
 
@@ -63,7 +78,7 @@ def _document(path: Path, title: str, blocks: Sequence[tuple[str, list[str]]], l
             text += f"{name}\n"
         text += "\n".join(lines)
     if len(text) > limits.document_chars:
-        raise too_long(path, (), limits)
+        raise too_long(path, limits)
     return page_record(path, title, text, headings=headings if limits.headings else ())
 
 
@@ -89,12 +104,12 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield sentence_of([""] * len(names), names)
 
 
-def _values(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+def _values(columns: Sequence[str], row: Sequence[Any], names: FieldNames) -> dict[str, Any]:
     """The values of a row. Title and text are texts; an empty cell of another column is no value."""
-    parts = present_names(names).values()
+    parts = present_names(columns, names).values()
     return {
         name: _text(value) if name in parts else value
-        for name, value in zip(names, row, strict=True)
+        for name, value in zip(columns, row, strict=True)
         if name in parts or (name and value != "")
     }
 

@@ -17,6 +17,7 @@ from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import without_title
 from realm.documents.wikipedia.titles import linked_title, not_an_article
 from realm.text.corpus import Link
+from realm.text.fields import USUAL_NAMES
 
 NAME = re.compile(r"wiki_\d+")
 _DOC = re.compile(r'<doc id="([^"]*)" .*?title="(.*)">')
@@ -35,7 +36,8 @@ def wikiextractor(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """
     with opened(path) as file:
         elements = file.peek(5)[:5].startswith(b"<doc ")
-    for found in _elements(path, limits) if elements else json_lines(path, limits):
+    usual = limits._replace(names=USUAL_NAMES)  # the keys of WikiExtractor are known
+    for found in _elements(path, limits) if elements else json_lines(path, usual):
         if isinstance(found, Unreadable):
             yield found
             continue
