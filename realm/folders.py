@@ -18,6 +18,8 @@ MANIFEST = "realm.json"
 """The manifest of a model; no other folder has this file."""
 PASSAGES = "passages.lance"
 """The table of passages in a knowledge base; no other folder has this folder."""
+TABLE_KEY = b"realm"
+"""Key of the settings in the metadata of the schema of every table in a knowledge base; no other table has this key."""
 LOCK = ".lock"
 """Lock file in a folder."""
 _EXCHANGE = 2

@@ -61,7 +61,7 @@ WRITERS = {
     "cli/questions.py _questions": ["made questions"],
     "cli/documents.py _preview": ["kb preview"],
     "cli/documents.py _plain_field": ["a value of a field, printed"],
-    "cli/documents.py _export": ["kb export"],
+    "store/export.py _write_json_lines": ["kb export"],
     "store/export.py _cells": ["a value in a column of texts"],
     "text/fields.py clean_fields": ["fields, which are read again"],
     "text/fields.py column_value": ["a list or an object in a column of texts"],

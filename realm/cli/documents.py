@@ -21,7 +21,6 @@ from realm.cli.arguments import (
     settings,
 )
 from realm.errors import InputError, shortened
-from realm.files import write_json_lines
 from realm.progress import progress
 
 if TYPE_CHECKING:
@@ -84,14 +83,14 @@ def add_documents(verbs: "Commands[Parser]") -> None:
     export = add_command(
         verbs,
         _export,
-        "write the documents to a JSON Lines or Parquet file, from which `realm kb build` makes the same passages again",
+        "write the documents as JSON Lines, Parquet or Lance, from which `realm kb build` makes the same passages again",
         "realm kb export --kb kb --out documents.jsonl",
     )
     export.add_where("write only documents", "")
     export.add_kb()
     export.add_written(
         "--out",
-        "file, .parquet or JSON Lines, or its address on object storage (s3:// gs://)",
+        "file that ends in .jsonl, .parquet or .lance; an address on object storage (s3:// gs://) ends in .jsonl or .parquet",
         required=True,
         addresses=True,
     )
@@ -230,27 +229,30 @@ def _numbers_of(kb: "KnowledgeBase", name: str) -> "np.ndarray":
 
 
 def _export(args: argparse.Namespace) -> None:
-    from realm.documents.formats.compressed import uncompressed
-    from realm.documents.remote import uploaded
-    from realm.store.export import exported, write_parquet
+    from realm.store.export import exported, write_documents
     from realm.store.knowledge_base import KnowledgeBase
 
     kb = KnowledgeBase.open(args.kb)
     found = exported(kb, args.where)
     records = progress(found, total=None, description="export", unit="document")
-    with uploaded(args.out) if "://" in args.out else _local(Path(args.out)) as out:
-        if uncompressed(out) != out:
-            raise InputError(
-                f"{out.name}: the file is not compressed, so give it a name that ends in .jsonl or .parquet"
-            )
-        if out.suffix.lower() == ".parquet":
-            write_parquet(out, kb, records)
-        else:
-            write_json_lines(out, records)
+    with _written(args.out) as out:
+        write_documents(out, kb, records)
     say_where(args, "the documents are", args.out)
 
 
 @contextlib.contextmanager
-def _local(out: Path) -> Iterator[Path]:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    yield out
+def _written(out: str) -> Iterator[Path]:
+    """A context with the path of a file to be written, which is copied to object storage if `out` is an address."""
+    from realm.documents.remote import uploaded
+    from realm.store.export import check_format
+
+    if "://" in out:
+        with uploaded(out) as path:
+            check_format(path)
+            if path.suffix.lower() == ".lance":
+                raise InputError(f"{path.name}: a Lance dataset is a folder, so write it to this machine")
+            yield path
+    else:
+        check_format(Path(out))
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        yield Path(out)

@@ -1,8 +1,8 @@
 """Runs the readers of binary formats in a child process, so that a hostile file cannot harm the caller.
 
-Office and EPUB files are compressed archives, which can expand without limit; so can Parquet and Arrow files. The libraries
-that read Parquet, Arrow, PDF and ZIM files are written in C++, and a damaged file can crash them. If a file takes too much
-time or memory, or crashes its reader, this file is left out, and a new child process reads the next file.
+Office and EPUB files are compressed archives, which can expand without limit; so can Parquet, Arrow and Lance files. The
+libraries that read these files, PDF and ZIM are written in C++ and Rust, and a damaged file can crash them. If a file takes too
+much time or memory, or crashes its reader, this file is left out, and a new child process reads the next file.
 The output of the child process is JSON, with one line per page or record.
 """
 
@@ -30,6 +30,7 @@ from realm.text.fields import FieldNames, json_value
 MODULES = {
     ".parquet": "realm.documents.formats.columns",
     ".arrow": "realm.documents.formats.columns",
+    ".lance": "realm.documents.formats.columns",
     ".pdf": "realm.documents.formats.pdf",
     ".rst": "realm.documents.formats.rst",
     ".docx": "realm.documents.formats.word",
@@ -45,6 +46,14 @@ MODULES = {
 """Extension -> module with a function `read(path, limits)` that yields `Record`, `Unreadable` and, for the progress bar,
 `Pages`."""
 
+FRUGAL = {
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "MALLOC_ARENA_MAX": "1",
+    "LANCE_CPU_THREADS": "1",
+    "TOKIO_WORKER_THREADS": "1",
+}
+"""Environment of the child process. Without it, Arrow and the threads of Lance reserve most of the address space that the child
+process may use."""
 MOST_SECONDS = 120
 """Most seconds of processor time for a file; each page that was read adds one second."""
 
@@ -100,6 +109,7 @@ def _start() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **FRUGAL},
     )
 
 
@@ -149,9 +159,10 @@ def main() -> None:
         seconds = math.ceil(time.process_time() + MOST_SECONDS)
         limit(resource.RLIMIT_CPU, seconds)
         try:
-            with path.open("rb") as file:
-                if not file.read(1):
-                    raise Unreadable(path, Reason.EMPTY, f"{path} is empty")
+            if not path.is_dir():
+                with path.open("rb") as file:
+                    if not file.read(1):
+                        raise Unreadable(path, Reason.EMPTY, f"{path} is empty")
             read = importlib.import_module(MODULES[path.suffix.lower()]).read
             chars, headings, names = request["limits"]
             for found in read(path, Limits(chars, headings, FieldNames(*names))):

@@ -30,9 +30,11 @@ def count_kinds(files: Iterable[Unreadable]) -> str:
     return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
+_DATASET, _VERSIONS = ".lance", "_versions"
+"""Extension of a Lance dataset, which is a folder, and the folder in it that gets a file with each change."""
 SourceFile = tuple[Reader | None, Path] | Unreadable
-"""The reader and the path of a file, or the reason why the file is left out. If the reader is None, `child_process` reads the
-file in a child process."""
+"""The reader and the path of a file or a Lance dataset, or the reason why it is left out. If the reader is None,
+`child_process` reads the file in a child process."""
 
 
 class RemoteFile(NamedTuple):
@@ -49,10 +51,25 @@ class State(NamedTuple):
     time: int
 
 
+def is_dataset(path: Path) -> bool:
+    """Whether a folder is a Lance dataset, which is read as a file is. A damaged dataset may have only one of its folders."""
+    parts = (path / _VERSIONS, path / "_transactions")
+    return path.suffix.lower() == _DATASET and any(part.is_dir() for part in parts)
+
+
+def stat_of(path: Path) -> os.stat_result:
+    """The size and the times of a file; of a Lance dataset, those of the folder that changes with each version.
+
+    Raises:
+        OSError: the file cannot be found.
+    """
+    return (path / _VERSIONS if is_dataset(path) else path).stat()
+
+
 def state_of(path: Path) -> State | None:
     """None if the file cannot be found."""
     try:
-        found = path.stat()
+        found = stat_of(path)
     except OSError:
         return None
     return State(found.st_size, found.st_mtime_ns)
@@ -76,6 +93,8 @@ def _is_read(path: Path) -> bool:
     plain = uncompressed(path)
     if _DUMP_INDEX.search(plain.name):
         return False
+    if _format(path) == _DATASET:
+        return is_dataset(path)
     return bool(wikiextractor.NAME.fullmatch(plain.name)) or _format(plain) in (
         _FORMATS if plain == path else _TEXT_FORMATS
     )
@@ -85,6 +104,8 @@ def _why_not_read(path: Path, where: str) -> str:
     """Why there is no reader for a file with this name; `where` is its path or address."""
     if _DUMP_INDEX.search(path.name):
         return f"{where} lists the places of pages in a dump, and contains no text"
+    if _format(path) == _DATASET:
+        return f"{where} is not a Lance dataset, which is a folder with a folder {_VERSIONS}"
     return f"{where}: {_kind(path) or 'a file without an extension'} cannot be read, only {_READ}"
 
 
@@ -125,7 +146,7 @@ def files_of(source: str, but: Collection[Path] = ()) -> list[SourceFile]:
     if source.startswith("package:"):
         return [packaged(source)]
     path = Path(os.path.normpath(source))
-    if path.is_dir():
+    if path.is_dir() and not is_dataset(path):
         return _walk(path, but)
     if not path.exists():
         scheme, colon, _ = address.partition("://")
@@ -133,7 +154,7 @@ def files_of(source: str, but: Collection[Path] = ()) -> list[SourceFile]:
             known = ", ".join(f"{one}://" for one in SCHEMES)
             raise InputError(f"{source}: {scheme}:// is no kind of address that is read: use {known}")
         raise InputError(f"{source}: no such file or folder")
-    if _DUMP_INDEX.search(path.name):
+    if _DUMP_INDEX.search(path.name) or (path.suffix.lower() == _DATASET and not is_dataset(path)):
         raise InputError(_why_not_read(path, source))
     if not _is_read(path):
         kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
@@ -149,11 +170,13 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
     """
     found: list[RemoteFile | Unreadable] = []
     for address in addresses_of(source):
-        path = Path(name_of(address))
-        if _is_read(path):
+        path, where = Path(name_of(address)), public_address(address)
+        if any(part.endswith(_DATASET) for part in address.split("/")):
+            message = f"{where}: a Lance dataset must be on this machine: copy its folder"
+            found.append(Unreadable(where, Reason.TYPE, message))
+        elif _is_read(path):
             found.append(RemoteFile(_reader_of(path), address))
         else:
-            where = public_address(address)
             found.append(Unreadable(where, Reason.TYPE, _why_not_read(path, where)))
     if not any(isinstance(one, RemoteFile) for one in found):
         raise InputError(str(found[0]))
@@ -168,13 +191,18 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
         found.append(Unreadable(error.filename, Reason.NOT_OPENED, f"{error.filename}: {error.strerror}"))
 
     for parent, folders, names in os.walk(folder, onerror=not_opened):
+        datasets = [name for name in folders if is_dataset(Path(parent, name))]
         folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and Path(parent, name).resolve() not in left
+            name
+            for name in folders
+            if not (name.startswith(".") or name in datasets) and Path(parent, name).resolve() not in left
         )
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # the link may lead to a folder that contains the link
                 found.append(Unreadable(path, Reason.LINK, f"{path}: links to folders are not followed"))
-        found += [_file(Path(parent, name)) for name in sorted(names) if not name.startswith(".")]
+        found += [
+            _file(Path(parent, name)) for name in sorted([*names, *datasets]) if not name.startswith(".")
+        ]
     passed = [
         one for one in found if isinstance(one, Unreadable) and one.reason in (Reason.TYPE, Reason.LINK)
     ]
@@ -197,7 +225,7 @@ def _file(path: Path) -> SourceFile:
             path, Reason.NAME, f"{str(path)!r}: the name of this file is not UTF-8: rename the file"
         )
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe may never end
+        if not (stat.S_ISREG(path.stat().st_mode) or is_dataset(path)):  # reading a pipe may never end
             return Unreadable(path, Reason.NOT_OPENED, f"{path} is not a regular file")
     except OSError as error:
         return Unreadable(path, Reason.NOT_OPENED, f"{path}: {error.strerror}")

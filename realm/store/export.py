@@ -1,7 +1,8 @@
-"""Writes a knowledge base back as documents: one JSON object per document, or a row of a Parquet file."""
+"""Writes a knowledge base back as documents: one JSON object per document, or a row of a Parquet file or a Lance dataset."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -9,12 +10,15 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from lance import LanceOperation
 
 from realm.errors import InputError
-from realm.files import new_file
+from realm.files import new_file, write_json_lines
+from realm.folders import remove
 from realm.store.fields.columns import arrow_type, joined_kind
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.merged import read_merged
+from realm.store.tables.table import commit, write_rows
 from realm.text.corpus import Passage
 from realm.text.fields import Fields, Kind, column_value, kind_of
 
@@ -45,24 +49,66 @@ class ExportedJson(TypedDict):
 _PASSAGES = pa.list_(pa.struct([("title", pa.string()), ("text", pa.string())]))
 
 
-def write_parquet(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]) -> None:
-    """Writes documents of `kb` as rows with the columns `id`, `title`, `text` and `passages`, and a column for each field.
+def write_documents(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]) -> None:
+    """Writes documents of `kb` to a file in the format of its name, which `check_format` accepts.
 
-    A column of whole numbers and other numbers has numbers; a column of values of other kinds has texts. Lists and objects are
-    JSON texts. Fields by which filters cannot select, because there are too many, are left out. After a kill, the old file or
-    the complete new file exists.
+    After a kill, the old file or the complete new file exists.
 
     Raises:
-        InputError: a field is named `passages`.
+        InputError: a field is named `passages`, as a column of a Parquet file or a Lance dataset.
+        WriteFailed: a Lance dataset cannot be written.
+    """
+    _WRITERS[path.suffix.lower()](path, kb, records)
+
+
+def check_format(path: Path) -> None:
+    """Checks the name of a file to which documents are to be written.
+
+    Raises:
+        InputError: its extension is of no format in which documents are written.
+    """
+    if path.suffix.lower() not in _WRITERS:
+        *others, last = _WRITERS
+        raise InputError(
+            f"{path.name}: documents are not written in this format: give a name that ends in {', '.join(others)} or {last}"
+        )
+
+
+def _write_json_lines(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]) -> None:
+    write_json_lines(path, records)
+
+
+def _write_parquet(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]) -> None:
+    schema, batches = _table(kb, records)
+    with new_file(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+
+
+def _write_lance(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]) -> None:
+    schema, batches = _table(kb, records)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        made = aside / path.name  # the list of digests is beside the table
+        made.mkdir(parents=True)
+        commit(made, LanceOperation.Overwrite(schema, write_rows(made, batches, schema)))
+        made.rename(path)
+    finally:
+        remove(aside)
+
+
+def _table(kb: KnowledgeBase, records: Iterable[ExportedJson]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The schema and the rows of a table with the columns `id`, `title`, `text` and `passages`, and a column for each field.
+
+    A column of whole numbers and other numbers has numbers; a column of values of other kinds has texts. Lists and objects are
+    JSON texts. Fields by which filters cannot select, because there are too many, are left out.
     """
     kinds = {name: set(several) for name, several in kb.kinds.items()}
     for one in read_merged(kb.folder, kb.table.version).values():  # the table has no column of their fields
         for name, value in one.fields.items():
             kinds.setdefault(name, set()).add(kind_of(value))
     if "passages" in kinds:
-        raise InputError(
-            "a field is named passages, as a column of the Parquet file: export to a .jsonl file"
-        )
+        raise InputError("a field is named passages, as a column of the table: export to a .jsonl file")
     schema = pa.schema(
         [
             *((name, pa.string()) for name in ("id", "title", "text")),
@@ -70,11 +116,22 @@ def write_parquet(path: Path, kb: KnowledgeBase, records: Iterable[ExportedJson]
             *((name, arrow_type(joined_kind(several))) for name, several in kinds.items()),
         ]
     )
-    records = iter(records)
-    with new_file(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
-        while part := list(islice(records, _AT_ONCE)):
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        remaining = iter(records)
+        while part := list(islice(remaining, _AT_ONCE)):
             rows = [{**_cells(one.get("metadata", {}), kinds), **_whole(one)} for one in part]
-            writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+            yield pa.RecordBatch.from_pylist(rows, schema=schema)
+
+    return schema, batches()
+
+
+_WRITERS: dict[str, Callable[[Path, KnowledgeBase, Iterable[ExportedJson]], None]] = {
+    ".jsonl": _write_json_lines,
+    ".parquet": _write_parquet,
+    ".lance": _write_lance,
+}
+"""Extension -> writer of the format."""
 
 
 def _whole(record: ExportedJson) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.errors import ConflictError, InputError, RealmError
-from realm.folders import LOCK, one_writer, replace_folder, restore
+from realm.folders import LOCK, TABLE_KEY, one_writer, replace_folder, restore
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
@@ -46,7 +46,7 @@ from realm.store.schema import (
     row_batches,
     state_of,
 )
-from realm.store.settings import FORMAT, SETTINGS_KEY, KnowledgeBaseConfig, Settings
+from realm.store.settings import FORMAT, KnowledgeBaseConfig, Settings
 from realm.store.tables.digests import CHECKSUMS
 from realm.store.tables.table import (
     PASSAGES,
@@ -405,7 +405,7 @@ def commit_rows(
     """Writes rows with the columns of `schema`, and commits these rows and the position in the documents."""
     if table is None:
         tokenizer.save(work / TOKENIZER)
-    schema = schema.with_metadata({SETTINGS_KEY: settings.to_json()})
+    schema = schema.with_metadata({TABLE_KEY: settings.to_json()})
     fragments = write_rows(work / TABLE, rows, schema)
     operation = LanceOperation.Append(fragments) if table else LanceOperation.Overwrite(schema, fragments)
     return commit(work / TABLE, operation, table, {_READ: json.dumps(read()._asdict())})
@@ -444,8 +444,8 @@ def with_columns_of(
     """
     if not (columns := needed_columns(documents, table.schema)):
         return table
-    settings = {**json.loads(table.schema.metadata[SETTINGS_KEY]), "format": FORMAT}
-    metadata = {**table.schema.metadata, SETTINGS_KEY: json.dumps(settings).encode()}
+    settings = {**json.loads(table.schema.metadata[TABLE_KEY]), "format": FORMAT}
+    metadata = {**table.schema.metadata, TABLE_KEY: json.dumps(settings).encode()}
     with one_writer(path.parent):
         check_newest(path, table)
         settle_merged(path.parent, int(table.version))

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple, TypedDict
 import lance
 
 from realm.errors import InputError, at_least, check_shares
+from realm.folders import TABLE_KEY
 from realm.settings import config_from
 from realm.text.corpus import PassagesConfig
 
-SETTINGS_KEY = b"realm"
-"""Key of the settings in the metadata of the table's schema."""
 FORMAT = 5
 """Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links, format 5 has
 columns of fields."""
@@ -104,7 +103,7 @@ class Settings(NamedTuple):
             InputError: the table has no settings, or an unknown format.
         """
         try:
-            saved = json.loads(table.schema.metadata[SETTINGS_KEY])
+            saved = json.loads(table.schema.metadata[TABLE_KEY])
             known = saved["format"], saved["tokenizer"], saved["config"]
         except (TypeError, KeyError, ValueError):
             raise InputError(

@@ -33,7 +33,7 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.errors import InputError, RealmError
-from realm.folders import one_writer, remove
+from realm.folders import TABLE_KEY, one_writer, remove
 from realm.keys import Lookup
 from realm.settings import config_from
 from realm.store.tables.table import (
@@ -52,7 +52,6 @@ TABLE = "vectors.lance"
 MAPPED = "mapped"
 APPROXIMATE = "approximate"
 """Folder beside the table with the tables of `realm.search.approximate`, each named after the version of its vectors."""
-_INFO = b"realm"
 _ROWS_PER_BATCH = 8192
 _DTYPES: dict[int, np.dtype[Any]] = {16: np.dtype(np.float16), 32: np.dtype(np.float32)}
 
@@ -324,7 +323,7 @@ def not_finite(vectors_ND: np.ndarray) -> np.ndarray:
 
 def _info(table: lance.LanceDataset, folder: Path) -> VectorsInfo:
     try:
-        return config_from(VectorsInfo, json.loads(table.schema.metadata[_INFO]), str(folder / TABLE))
+        return config_from(VectorsInfo, json.loads(table.schema.metadata[TABLE_KEY]), str(folder / TABLE))
     except (TypeError, KeyError, ValueError) as error:
         if isinstance(error, RealmError):
             raise
@@ -351,7 +350,7 @@ def schema_of(info: VectorsInfo) -> pa.Schema:
     """Schema of a table of vectors."""
     number = pa.float16() if info.bits == 16 else pa.float32()
     fields = [("id", pa.uint64()), ("vector", pa.list_(number, info.dim))]
-    return pa.schema(fields, metadata={_INFO: json.dumps(dataclasses.asdict(info)).encode()})
+    return pa.schema(fields, metadata={TABLE_KEY: json.dumps(dataclasses.asdict(info)).encode()})
 
 
 def record_batches(ids_N: np.ndarray, vectors_ND: np.ndarray, info: VectorsInfo) -> Iterator[pa.RecordBatch]:

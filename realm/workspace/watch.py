@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from realm.documents.formats.records import Unreadable
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.sources import files_of
+from realm.documents.sources import files_of, stat_of
 from realm.errors import InputError, RealmError
 from realm.files import read_json, write_json
 from realm.folders import one_writer, only_holder
@@ -257,7 +257,7 @@ def _file(source: str, version: list[int], documents: set[str]) -> WatchedFileJs
 def _version(path: Path) -> list[int]:
     """Size and times of a file; an empty list if the file does not exist."""
     try:
-        found = path.stat()
+        found = stat_of(path)
     except OSError:
         return []
     return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]

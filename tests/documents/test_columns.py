@@ -1,17 +1,22 @@
-"""Parquet and Arrow files that are damaged, or stand for far more than their size."""
+"""Parquet and Arrow files and Lance datasets that are damaged, or stand for far more than their size."""
 
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.reading import ReadingReport, read_documents, stamp
+from realm.documents.sources import state_of
 from realm.errors import InputError
+from realm.store.knowledge_base import KnowledgeBase
+from realm.text.corpus import Document
 
 TABLE = pa.table({"title": ["A", "B", "C"], "text": ["One.", "Two.", "Three."]})
 
@@ -106,6 +111,12 @@ def test_a_long_text_that_every_row_repeats_takes_the_memory_of_one(tmp_path: Pa
     write_arrow(tmp_path / "b.arrow", table, "zstd")
     said, megabytes = documents_and_megabytes(tmp_path / "b.arrow")
     assert "50 too long" in said and megabytes < 200
+    text = pa.field("text", pa.string(), metadata={"lance-encoding:compression": "zstd"})
+    plain = pa.table([["A"] * 50, ["x" * 20_000_000] * 50], pa.schema([("title", pa.string()), text]))
+    lance.write_dataset(plain, tmp_path / "c.lance", data_storage_version="2.1")
+    assert sum(file.stat().st_size for file in (tmp_path / "c.lance").rglob("*")) < 100_000
+    said, megabytes = documents_and_megabytes(tmp_path / "c.lance")
+    assert "50 too long" in said and megabytes < 200
 
 
 @pytest.mark.parametrize("kind", ["data", "dictionary"])
@@ -150,6 +161,9 @@ def test_more_rows_than_the_size_of_the_file_allows_are_refused(tmp_path: Path) 
     pq.write_table(pa.table({"title": [""] * 2_000_000, "text": [""] * 2_000_000}), path)
     with pytest.raises(InputError, match="2,000,000 rows are too many for a file of this size"):
         read(path)
+    lance.write_dataset(pq.read_table(path), tmp_path / "b.lance")
+    with pytest.raises(InputError, match="2,000,000 rows are too many for a file of this size"):
+        read(tmp_path / "b.lance")
 
 
 @pytest.mark.parametrize(
@@ -198,3 +212,114 @@ def test_a_damaged_arrow_file_is_documents_or_named(
         texts = [one.text for one in read_documents([str(tmp_path / "damaged")], report=report)]
         assert len(texts) <= 3 * len(list((tmp_path / "damaged").iterdir()))
     assert all(".arrow" in one.problem for one in report.left_out)
+
+
+# --- Lance ----------------------------------------------------------------------------------------
+
+
+def write_towns(path: Path) -> Path:
+    """A dataset of two files, of which a row is deleted, with an older version."""
+    rows = {"title": [f"T{n}" for n in range(40)], "text": [f"Town {n}. " * 30 for n in range(40)]}
+    table = pa.table({**rows, "year": range(40), "og:url": [f"u{n}" for n in range(40)]})
+    lance.write_dataset(table.slice(0, 30), path)
+    lance.write_dataset(table.slice(30), path, mode="append")
+    lance.dataset(path).delete("year = 3")
+    return path
+
+
+def test_a_lance_dataset_gives_the_rows_of_its_newest_version_in_order(tmp_path: Path) -> None:
+    path = write_towns(tmp_path / "a #1 50%25?.lance")
+    expected = [
+        Document(
+            row["title"], row["text"], row["title"], None, {"year": row["year"], "og_url": row["og:url"]}
+        )
+        for row in lance.dataset(path).to_table().to_pylist()
+    ]
+    assert list(read_documents([str(path)])) == expected and len(expected) == 39
+
+
+def test_a_dataset_in_a_folder_is_one_file_of_the_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.txt", "sub/c.txt", "z.txt"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(name)
+    for name in ("b.lance", "sub/d.lance", ".hidden.lance"):
+        lance.write_dataset(pa.table({"text": [name]}), tmp_path / name)
+    Path("link.lance").symlink_to(tmp_path / "b.lance")
+    report = ReadingReport()
+    found = [one.text for one in read_documents(["."], report=report)]
+    assert found == ["a.txt", "b.lance", "b.lance", "z.txt", "sub/c.txt", "sub/d.lance"]
+    assert not report.reasons
+    assert [one.id for one in read_documents(["sub/d.lance"])] == ["sub/d.lance row 1"]
+
+
+def test_a_new_version_of_a_dataset_is_a_change_of_the_source(tmp_path: Path) -> None:
+    path = write_towns(tmp_path / "a.lance")
+    before = stamp([str(tmp_path)]), state_of(path)
+    assert before == (stamp([str(tmp_path)]), state_of(path))
+    lance.dataset(path).delete("year = 4")
+    after = stamp([str(tmp_path)]), state_of(path)
+    assert before[0] != after[0] and before[1] != after[1]
+
+
+def test_what_is_no_dataset_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.lance").write_bytes(b"PAR1")
+    with pytest.raises(
+        InputError, match=r"a\.lance is not a Lance dataset, which is a folder with a folder _versions$"
+    ):
+        read(tmp_path / "a.lance")
+    shutil.rmtree(write_towns(tmp_path / "b.lance") / "_versions")
+    with pytest.raises(InputError, match=r"b\.lance is not Lance: "):
+        read(tmp_path / "b.lance")
+    (tmp_path / "c.lance" / "_versions").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"c\.lance is not Lance: "):
+        read(tmp_path / "c.lance")
+    lance.write_dataset(pa.table({"title": ["A"]}), tmp_path / "d.lance")
+    with pytest.raises(InputError, match=r"d\.lance: no column text \(columns: title\)$"):
+        read(tmp_path / "d.lance")
+    lance.write_dataset(pa.table({"title": ["A"], "text": [["One."]]}), tmp_path / "e.lance")
+    with pytest.raises(InputError, match=r"e\.lance: the column text holds 'list<.*', and must hold strings"):
+        read(tmp_path / "e.lance")
+    lance.write_dataset(TABLE.slice(0, 0), tmp_path / "f.lance")
+    with pytest.raises(InputError, match=r"f\.lance is empty$"):
+        read(tmp_path / "f.lance")
+
+
+def test_a_dataset_with_files_in_other_places_is_not_read(tmp_path: Path) -> None:
+    original = lance.dataset(write_towns(tmp_path / "a.lance"))
+    original.tags.create("now", original.version)
+    original.shallow_clone(str(tmp_path / "b.lance"), "now")
+    with pytest.raises(InputError, match=r"b\.lance has files outside of its folder: copy them into it$"):
+        read(tmp_path / "b.lance")
+
+
+def test_the_tables_of_a_knowledge_base_are_no_documents(tiny_kb: KnowledgeBase, tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match="is a table of a knowledge base: `realm kb export` writes its documents"
+    ):
+        read(tiny_kb.folder / "passages.lance")
+    shutil.copytree(tiny_kb.folder / "passages.lance", tmp_path / "passages.lance")
+    (tmp_path / "a.txt").write_text("A text.")
+    assert [one.text for one in read_documents([str(tmp_path)])] == [
+        "A text."
+    ]  # with --strict, it is no error
+
+
+def test_a_damaged_dataset_is_documents_or_named(tmp_path: Path) -> None:
+    whole = write_towns(tmp_path / "whole.lance")
+    count = 0
+    for file in sorted(one.relative_to(whole) for one in whole.rglob("*") if one.is_file()):
+        content = (whole / file).read_bytes()
+        changed = [content[:place] + b"\xff" + content[place + 1 :] for place in range(0, len(content), 199)]
+        for damaged in (None, b"", content[: len(content) // 2], *changed):
+            copied = shutil.copytree(whole, tmp_path / "damaged" / f"{count}.lance") / file
+            count += 1
+            copied.unlink()
+            if damaged is not None:
+                copied.write_bytes(damaged)
+    (tmp_path / "damaged" / "last.txt").write_text("A text.")
+    report = ReadingReport()
+    *others, last = read_documents([str(tmp_path / "damaged")], report=report)
+    assert last.text == "A text." and len(others) <= 40 * count
+    assert 10 < sum(report.reasons.values()) <= count
+    assert all(".lance" in one.problem and "\n" not in one.problem for one in report.left_out)

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lance
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
@@ -355,7 +356,7 @@ def test_bad_table_is_named_with_its_columns_or_row(tmp_path: Path) -> None:
 # --- records without a title, and with other names --------------------------------------------------
 
 
-TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".xlsx")
+TABLES = (".parquet", ".arrow", ".lance", ".csv", ".tsv", ".xlsx")
 RECORDS = (*TABLES, ".jsonl", ".json")
 
 
@@ -368,6 +369,8 @@ def write_rows(file: Path, rows: list[dict[str, Any]]) -> Path:
         case ".arrow":
             with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
                 writer.write_table(table)
+        case ".lance":
+            lance.write_dataset(table, file)
         case ".xlsx":
             with xlsxwriter.Workbook(file) as book:
                 sheet = book.add_worksheet()
@@ -397,7 +400,7 @@ def test_a_record_without_a_title_has_its_address_or_its_place_as_its_id(tmp_pat
     assert [one.id for one in read(own)] == ["7"]
 
 
-@pytest.mark.parametrize("kind", [".parquet", ".arrow", ".jsonl", ".json"])
+@pytest.mark.parametrize("kind", [".parquet", ".arrow", ".lance", ".jsonl", ".json"])
 def test_a_null_title_is_no_title(tmp_path: Path, kind: str) -> None:
     rows = [{"title": title, "text": f"About {title}.", "id": None, "url": "u"} for title in (None, "A")]
     assert [one[:3] for one in read(write_rows(tmp_path / f"some{kind}", rows))] == [

@@ -103,6 +103,11 @@ def test_a_pattern_and_a_single_file_name_their_files(files: Path, memory: str) 
     for nothing in (f"{memory}/gone", f"{memory}/gone*.jsonl", "memory://gone"):
         with pytest.raises(InputError, match="no such file or folder"):
             read(nothing)
+    fsspec.filesystem("memory").pipe_file(f"{memory}/other/a.lance/data/0.lance", b"LANC")
+    with pytest.raises(
+        InputError, match=r"0\.lance: a Lance dataset must be on this machine: copy its folder$"
+    ):
+        read(f"{memory}/other/a.lance")
     with pytest.raises(InputError, match=r"loader\.py: \.py cannot be read"):
         read(f"{memory}/more/loader.py")
 
@@ -333,7 +338,9 @@ def test_export_to_an_object_store_writes_the_file_of_a_local_export(
         assert "cannot be written: give the address" in said and "secret" not in said
     for name in (str(tmp_path / "a.jsonl.gz"), "memory://bucket/a.jsonl.zst"):
         assert main([*export, name]) == 2
-    assert capsys.readouterr().err.count("give it a name that ends in .jsonl") == 2
+    assert capsys.readouterr().err.count("give a name that ends in .jsonl, .parquet or .lance") == 2
+    assert main([*export, "memory://bucket/a.lance"]) == 2
+    assert "a.lance: a Lance dataset is a folder, so write it to this machine" in capsys.readouterr().err
     for folder in ("memory://bucket", "memory://bucket/", "memory://bucket/a/"):
         assert main([*export, folder]) == 2
     assert capsys.readouterr().err.count("cannot be written: give the address of a file") == 3

@@ -5,6 +5,7 @@ import shutil
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import lance
 import numpy as np
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from realm import cli
 from realm.documents.reading import read_documents
-from realm.errors import RealmError
+from realm.errors import RealmError, WriteFailed
 from realm.files import write_json_lines
+from realm.store import export as export_module
 from realm.store import ingest
 from realm.store.export import exported
 from realm.store.fields.columns import MOST_COLUMNS
@@ -279,8 +281,9 @@ def test_a_build_from_an_export_is_the_same_knowledge_base(
     assert len(list(exported(kb, "title = 'Long > A'"))) == changed
 
 
-def test_a_build_from_a_parquet_export_has_the_same_passages_and_the_values_of_fields(
-    kb: KnowledgeBase, tmp_path: Path
+@pytest.mark.parametrize("file_name", ["out.parquet", "out.lance"])
+def test_a_build_from_an_exported_table_has_the_same_passages_and_the_values_of_fields(
+    kb: KnowledgeBase, file_name: str, tmp_path: Path
 ) -> None:
     sections = (Section(0, "Long > A"), Section(20, "Long > B"))
     mixed: list[Any] = ["old", 7, 2.5, True, "2020-12-31", "2020-12-31T23:59:59Z", ["a", 1], None]
@@ -296,8 +299,8 @@ def test_a_build_from_a_parquet_export_has_the_same_passages_and_the_values_of_f
     ]
     long = Document("Long", "It has 2 inns. It i. " + "It is in town. " * 9, "long", None, {"a": 1}, sections)
     kb.add([long, *documents, DOCUMENTS[4]._replace(id="copy", fields={"b": 2})], TinyTagger())
-    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / "out.parquet")]) == 0
-    again = make(tmp_path / "again", read_documents([str(tmp_path / "out.parquet")]))
+    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / file_name)]) == 0
+    again = make(tmp_path / "again", read_documents([str(tmp_path / file_name)]))
     assert [one.id for one in again] == [one.id for one in kb]
     assert (again.fingerprint, again.merged()) == (kb.fingerprint, kb.merged())
     there = fields_of(again)
@@ -307,19 +310,58 @@ def test_a_build_from_a_parquet_export_has_the_same_passages_and_the_values_of_f
                 value = value if isinstance(value, str) else json.dumps(value)
             assert there[name][field] == value, (name, field)
         assert there[name].keys() == fields.keys()
-    table = pq.read_table(tmp_path / "out.parquet")
+    is_lance = file_name.endswith(".lance")
+    table = (
+        lance.dataset(tmp_path / file_name).to_table() if is_lance else pq.read_table(tmp_path / file_name)
+    )
+    whole = {one["id"]: one for one in exported(kb)}
+    assert [row["id"] for row in table.to_pylist()] == list(whole)
+    for row in table.to_pylist():
+        assert all(row[key] == whole[row["id"]].get(key) for key in ("title", "text", "passages"))
     assert (
         str(table.schema.field("year").type) == "int64" and str(table.schema.field("number").type) == "double"
     )
 
 
-def test_a_parquet_file_with_a_field_named_passages_is_refused(
-    kb: KnowledgeBase, tmp_path: Path, capsys
+@pytest.mark.parametrize("name", ["out.parquet", "out.lance"])
+def test_a_table_with_a_field_named_passages_is_refused(
+    kb: KnowledgeBase, name: str, tmp_path: Path, capsys
 ) -> None:
     kb.add([Document("New", "It has 5 inns.", "n", None, {"passages": 5})], TinyTagger())
-    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / "out.parquet")]) == 2
+    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / name)]) == 2
     assert "a field is named passages" in capsys.readouterr().err
-    assert not list(tmp_path.glob("*out.parquet*"))
+    assert not list(tmp_path.glob("*out*"))
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.txt", "out", "out.jsonl.gz", "out.lance.zip"])
+def test_an_export_to_an_unknown_format_is_one_line_and_writes_nothing(
+    kb: KnowledgeBase, name: str, tmp_path: Path, capsys
+) -> None:
+    assert cli.main(["kb", "export", "--kb", str(kb.folder), "--out", str(tmp_path / "new" / name)]) == 2
+    assert capsys.readouterr().err == (
+        f"realm: {name}: documents are not written in this format: give a name that ends in .jsonl, .parquet or .lance\n"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_export_of_a_dataset_replaces_no_folder_and_a_failed_one_leaves_nothing(
+    kb: KnowledgeBase, tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export = ["kb", "export", "--kb", str(kb.folder), "--out"]
+    assert cli.main([*export, str(kb.folder / "passages.lance")]) == 2
+    assert "passages.lance is a folder" in capsys.readouterr().err
+    monkeypatch.setattr(export_module, "commit", MagicMock(side_effect=WriteFailed("the disk is full")))
+    assert cli.main([*export, str(tmp_path / "out.lance")]) != 0
+    assert "the disk is full" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*out*")) and KnowledgeBase.open(kb.folder).verify() == []
+
+
+def test_an_export_of_no_document_is_an_empty_table(kb: KnowledgeBase, tmp_path: Path) -> None:
+    where = ["kb", "export", "--kb", str(kb.folder), "--where", "title = 'Nothing'", "--out"]
+    assert cli.main([*where, str(tmp_path / "out.parquet")]) == 0
+    assert cli.main([*where, str(tmp_path / "out.lance")]) == 0
+    columns = pq.read_table(tmp_path / "out.parquet").schema
+    assert lance.dataset(tmp_path / "out.lance").to_table().schema.equals(columns)
 
 
 def test_a_title_shows_the_one_document_that_has_it_whole(kb: KnowledgeBase, capsys) -> None:

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files become records, one per row.
+"""Parquet and Arrow files, and Lance datasets, become records, one per row.
 
 A few bytes can expand to gigabytes, by compression or by a long value that every row repeats. The process that reads a file
 has a limit of memory (`realm.documents.child_process`). Values become Python strings one at a time, and the number of rows and
@@ -21,17 +21,20 @@ from realm.documents.formats.records import (
     without_columns,
 )
 from realm.documents.formats.records import record as to_record
-from realm.errors import first_line, shown
+from realm.errors import first_line, reason, shortened, shown
+from realm.folders import TABLE_KEY
 from realm.text.fields import FieldNames
 
 _BATCH, _BATCH_BYTES = 256, 256 << 20
 """Largest number of rows that are decoded at once, and largest size of these rows in bytes, unless a single row is larger."""
+_LANCE_BATCH, _LANCE_BUFFER = 16, 64 << 20
+"""Rows of a Lance dataset that are decoded at once, and bytes that are read ahead. Lance does not tell how long rows are."""
 _FEW_ROWS = 1_000_000
 """Rows that a file of any size may have; a larger file may have a hundred rows per byte."""
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
-    """A record for each row of a Parquet file, or of an Arrow file in the file format or the stream format.
+    """A record for each row of a Parquet file, of a Lance dataset, or of an Arrow file in the file format or the stream format.
 
     Raises:
         Unreadable: the file is damaged, has too many rows or too much text, or lacks the column of the text or a
@@ -39,7 +42,8 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     """
     import pyarrow as pa
 
-    name, batches = ("Parquet", _parquet) if path.suffix.lower() == ".parquet" else ("Arrow", _arrow)
+    readers = {".parquet": ("Parquet", _parquet), ".lance": ("Lance", _lance)}
+    name, batches = readers.get(path.suffix.lower(), ("Arrow", _arrow))
     rows = _Rows(path, limits)
     try:
         for number, (batch, total) in enumerate(batches(path, rows)):
@@ -98,6 +102,38 @@ def _arrow(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
             batch.validate(full=True)
             rows.expect(batch.num_rows)
             yield batch.select(names), number
+
+
+def _lance(path: Path, rows: "_Rows") -> Iterator[tuple[Any, int]]:
+    """Batches of rows of the newest version of a Lance dataset, and the number of batches."""
+    import lance
+
+    try:
+        dataset = lance.dataset(path.absolute())
+        if TABLE_KEY in (dataset.schema.metadata or {}):
+            message = f"{path} is a table of a knowledge base: `realm kb export` writes its documents"
+            raise Unreadable(path, Reason.TYPE, message)
+        if dataset.base_paths():
+            raise Unreadable(
+                path, Reason.NOT_OPENED, f"{path} has files outside of its folder: copy them into it"
+            )
+        names = _columns(path, dataset.schema, rows.names)
+        count = dataset.count_rows()
+        rows.expect(count)
+        read = dataset.to_batches(
+            columns=names,
+            batch_size=_LANCE_BATCH,
+            batch_readahead=1,
+            fragment_readahead=1,
+            io_buffer_size=_LANCE_BUFFER,
+        )
+        for batch in read:
+            yield batch, -(-count // _LANCE_BATCH)
+    except (Unreadable, MemoryError):
+        raise
+    except Exception as error:  # Lance raises exceptions of many classes
+        message = f"{path} is not Lance: {shortened(reason(error))}"
+        raise Unreadable(path, Reason.DAMAGED, message) from None
 
 
 def _columns(path: Path, schema: Any, given: FieldNames) -> list[str]:
@@ -160,7 +196,7 @@ class _Rows:
         self.names = limits.names
         self._path = path
         self._limits = limits
-        size = path.stat().st_size
+        size = sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else [path]))
         self._most_rows = max(_FEW_ROWS, 100 * size)
         self._most_bytes = max(4 << 30, 1_000 * size)
         self._expected = self._number = self._bytes = 0
