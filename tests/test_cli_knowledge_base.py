@@ -1,11 +1,15 @@
 """Knowledge bases that are built and kept from the command line."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import lance
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from realm import cli
@@ -94,6 +98,32 @@ def test_a_build_reads_an_exported_parquet_file(tmp_path: Path, tokenizer: str) 
     assert cli.main(["kb", "export", "--kb", str(tmp_path / "kb"), "--out", exported]) == 0
     assert cli.main([*build, exported, "--out", str(tmp_path / "again")]) == 0
     assert list(KnowledgeBase.open(tmp_path / "again")) == list(KnowledgeBase.open(tmp_path / "kb"))
+
+
+def test_a_preview_and_a_fit_say_which_names_a_corpus_has(
+    tmp_path: Path, tokenizer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = pa.table({"content": ["Bonn is a town.", "Rome is a city."], "headline": ["Bonn", None]})
+    lance.write_dataset(table, tmp_path / "c.lance")
+    pq.write_table(table, tmp_path / "c.parquet")
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    shown = {}
+    for name in ("c.lance", "c.parquet", "c.jsonl"):
+        source, number = str(tmp_path / name), ":2" if name.endswith("l") else " row 2"
+        problem = (
+            r"no column text \(columns: content, headline\): name the column of the text with text_field"
+        )
+        if name.endswith("l"):
+            problem = r"nothing could be read; .* no \"text\" \(fields: 'content', 'headline'\)"
+        for command in (["kb", "preview", source], ["fit", source, "--out", str(tmp_path / "workspace")]):
+            assert cli.main(command) == 2
+            assert re.search(rf"realm: .*{problem}\n$", capsys.readouterr().err)
+        named = ["--set", "text_field=content", "--set", "title_field=headline"]
+        preview = ["kb", "preview", source, "--tokenizer", tokenizer, "--tagger", "rules", *named]
+        assert cli.main(preview) == 0
+        shown[name] = capsys.readouterr().out.replace(f"{source}{number}", "PLACE")
+    assert len(set(shown.values())) == 1 and "  PLACE\n        Rome is a city.\n" in shown["c.lance"]
+    assert not (tmp_path / "workspace").exists()
 
 
 def test_the_names_of_a_build_are_used_by_an_addition_and_shown_by_a_preview(

@@ -252,7 +252,8 @@ def _documents(
     if not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
-        raise InputError(f"nothing could be read; {'; '.join(report.lines())}")
+        first = shortened(report.left_out[0].problem)
+        raise InputError(f"nothing could be read; {'; '.join(report.lines())}; the first problem: {first}")
     if isinstance(report, _StrictReport):
         for line in report.lines():
             logger.warning(line)

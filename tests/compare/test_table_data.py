@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from farmhash import fingerprint64
@@ -115,6 +116,23 @@ def test_only_the_first_documents_of_both_corpora_are_used_if_so_many_are_asked_
         assert sorted({passage.title for passage in kb}) == sorted(TOWNS[:5])
         documents = read_lines(tmp_path / "t" / "documents" / f"{name}.jsonl")
         assert [(one["id"], one["title"]) for one in documents] == [(town, town) for town in TOWNS[:5]]
+
+
+def test_the_first_documents_are_found_and_built_under_the_names_of_the_corpora(
+    home, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setattr("realm.compare.table._write_questions", MagicMock(side_effect=InputError("stopped")))
+    rows = [
+        {"headline": town, "content": f"{town} is a town.", "title": "No", "text": "No."} for town in TOWNS
+    ]
+    (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = ["data.documents=5", "kb.text_field=content", "kb.title_field=headline"]
+    corpora = [f"data.{corpus}=['{tmp_path / 'c.jsonl'}']" for corpus in ("corpus", "text")]
+    changed = [word for setting in (*named, *corpora) for word in ("--set", setting)]
+    assert cli.main(home.words("compare", tmp_path / "t", *changed, asked=False)) == 2
+    for name in ("kb", "text-kb"):
+        found = {one.title: one.text for one in KnowledgeBase.open(tmp_path / "t" / name)}
+        assert found == {town: f"{town} is a town." for town in TOWNS[:5]}
 
 
 @pytest.mark.parametrize("given", [OPEN_QA, GOOGLES, PRETRAINED], ids=["open-qa", "googles", "pretrained"])

@@ -106,7 +106,8 @@ def test_where_nothing_can_be_read_it_is_an_error_with_the_reason(folder: Path) 
     with pytest.raises(InputError, match=r"empty\.md is empty$"):
         read(folder / "empty.md")
     with pytest.raises(
-        InputError, match=r"nothing could be read; left out: 2 empty: .*; left out: 1 binary: "
+        InputError,
+        match=r"nothing could be read; left out: 2 empty: .*; left out: 1 binary: .*; the first problem: .*empty\.md is empty$",
     ):
         read(folder / "empty.md", folder / "program.txt", folder / "blank.txt")
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import lance
+import pyarrow as pa
 import pytest
 
 from realm import cli
@@ -75,6 +77,22 @@ def test_the_workspace_follows_the_files(towns: Path, docs: Path) -> None:
     own = read_manifest(towns / "model")["passage_fingerprint"]
     assert not [line for line in kb.lagging() if own in line]
     assert_holds(WatchedJson, json.loads((towns / "watched.json").read_text()))
+
+
+def test_a_new_version_of_a_dataset_is_taken_over(towns: Path, docs: Path) -> None:
+    rows = {name: text(name, number) for number, name in enumerate(("Exton", "Ryhall", "Ketton"))}
+    table = pa.table({"title": list(rows), "text": list(rows.values()), "path": ["p"] * 3})
+    lance.write_dataset(table.slice(0, 2), docs / "towns.lance")
+    watcher, oakham = Watcher(towns, [str(docs)]), {"Oakham": text("Oakham", 2)}
+    looks(watcher)
+    assert watched(towns) == {**oakham, "Exton": rows["Exton"], "Ryhall": rows["Ryhall"]}
+    lance.write_dataset(table.slice(2), docs / "towns.lance", mode="append")
+    lance.dataset(docs / "towns.lance").delete("title = 'Exton'")
+    looks(watcher, 100)
+    assert watched(towns) == {**oakham, "Ryhall": rows["Ryhall"], "Ketton": rows["Ketton"]}
+    shutil.rmtree(docs / "towns.lance")
+    looks(watcher, 200)
+    assert watched(towns) == oakham
 
 
 def test_a_file_is_read_when_it_has_been_the_same_for_some_seconds(towns: Path, docs: Path) -> None:

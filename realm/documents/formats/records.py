@@ -152,7 +152,9 @@ def missing_names(columns: Collection[str], names: FieldNames) -> list[str]:
 def without_columns(where: str | Path, missing: Sequence[str], columns: Sequence[str]) -> Unreadable:
     """The problem with a table that lacks the columns `missing`."""
     listed = shortened(", ".join(columns))
-    return Unreadable(where, Reason.FIELDS, f"{where}: no column {' and '.join(missing)} (columns: {listed})")
+    problem = f"no column {' and '.join(missing)} (columns: {listed})"
+    way_out = ": name the column of the text with text_field" if missing == ["text"] else ""
+    return Unreadable(where, Reason.FIELDS, f"{where}: {problem}{way_out}")
 
 
 def record(where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAMES) -> Record | Unreadable:
