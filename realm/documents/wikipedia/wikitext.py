@@ -289,8 +289,11 @@ class _Taken:
         if tag in _UNSEEN:
             return
         if tag == "table":
-            self.text += ["\n\n", *(f"{row}\n" for row in self._rows(node.contents)), "\n"]
-        elif tag in ("br", "hr", "p", "div", "li", "tr", "blockquote"):
+            self.text += ["\n\n", *(f"{row}\n\n" for row in self._rows(node.contents))]
+        elif tag in ("li", "dt", "dd"):
+            self.text.append("\n\n")  # no sentence goes on after a blank line, but it does after a line break
+            self.nodes(node.contents)
+        elif tag in ("br", "hr", "p", "div", "tr", "blockquote"):
             self.text.append("\n" if node.wiki_markup is None else "")
             self.nodes(node.contents)
         else:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from realm.documents.wikipedia.wikitext import read_wikitext
 from realm.text.corpus import Link
+from realm.text.salient_spans import load_tagger
 
 
 def test_words_links_and_signs_of_a_sentence_are_what_a_reader_sees() -> None:
@@ -40,13 +41,18 @@ def test_templates_that_produce_words_are_replaced_by_them() -> None:
         assert read_wikitext(markup).text == text
 
 
-def test_lists_and_tables_become_lines_and_lists_of_sources_vanish() -> None:
+def test_lists_and_tables_become_sentences_and_lists_of_sources_vanish() -> None:
     markup = (
         'Rivers:\n* [[Ouse]]\n* Tees\n{| class="wikitable"\n|+ Towns\n! Name !! People\n|-\n| [[Arden]] || 500\n|-\n'
         "| Brack\n| 20\n|-\n| colspan=2 | none\n|}\n== References ==\n* A book\n=== More ===\n* Another\n== Later ==\nEnd."
     )
-    text = "Rivers:\nOuse\nTees\n\nTowns\nName: Arden; People: 500.\nName: Brack; People: 20.\nnone\n\nLater\n\nEnd."
-    assert read_wikitext(markup).text == text
+    text = read_wikitext(markup).text
+    sentences = [
+        "Rivers:", "Ouse", "Tees", "Towns", "Name: Arden; People: 500.", "Name: Brack; People: 20.", "none", "Later", "End.",
+    ]  # fmt: skip
+    assert text.split("\n\n") == sentences
+    (found,) = load_tagger("realm").annotate([text])
+    assert [text[start:end] for start, end in found.sentences] == sentences
 
 
 def test_cells_that_span_rows_and_columns_are_in_the_sentence_of_each_row() -> None:
@@ -56,7 +62,7 @@ def test_cells_that_span_rows_and_columns_are_in_the_sentence_of_each_row() -> N
         "!2000\n|colspan=2|none\n|-\n|2001\n|900\n|}"
     )
     found = read_wikitext(markup)
-    assert found.text.split("\n") == [
+    assert found.text.split("\n\n") == [
         "Towns",
         "Year: 1900; People, Men: 400; People, Women: 300.",
         "Year: 1900; People, Men: 500; People, Women: 350.",
@@ -66,8 +72,8 @@ def test_cells_that_span_rows_and_columns_are_in_the_sentence_of_each_row() -> N
     ]
     assert [found.text[link.start :][:5] for link in found.links] == ["1900;"] * 2
     below = "{|\n!A!!rowspan=2|B\n|-\n!A\n|-\n|1||rowspan=9|2\n|-\n|3\n|}"
-    assert read_wikitext(below).text == "A: 1; B: 2.\nA: 3; B: 2."
-    assert read_wikitext("{|\n!A!!B\n|-\n!1!!2\n|}").text == "A | B\n1 | 2"  # only headings
+    assert read_wikitext(below).text == "A: 1; B: 2.\n\nA: 3; B: 2."
+    assert read_wikitext("{|\n!A!!B\n|-\n!1!!2\n|}").text == "A | B\n\n1 | 2"  # only headings
 
 
 @pytest.mark.parametrize(
