@@ -28,13 +28,14 @@ def _salient(text: str, entities: Iterable[Span]) -> list[Span]:
         inside = text[start:end]
         says_when = MONTH_PATTERN.search(inside) or DATE_PATTERN.search(inside)
         named = says_when if entity.label == "DATE" else any(map(str.isalpha, inside))
-        if named and not _PARAGRAPH.search(inside):
+        if named and not _BREAK.search(inside):
             spans.append(Span(start, end, entity.label))
     return spans
 
 
 _ARTICLE = re.compile(r"the(?:\s+|\Z)", re.IGNORECASE)
-_PARAGRAPH = re.compile(r"\n\s*\n")
+_BREAK = re.compile(r"\n\s*\n|\n[ \t]*(?=(?:[-*+•‣◦–]|\d{1,3}[.)])[ \t]|\|)")
+"""A blank line, or a line break before an item of a list ("- ", "2. ") or a row of a Markdown table ("|")."""
 _AROUND = " \t\n\r\u00a0\"“”‘’'`,;:"
 
 
@@ -73,13 +74,14 @@ def _merge(text: str, entities: Iterable[Span], rule_dates: Sequence[Span]) -> t
 
 
 def sentences_of(text: str, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The sentences of a tagger, trimmed, and cut at blank lines, so that a heading is not part of the next sentence.
+    """The sentences of a tagger, trimmed, and cut at blank lines and before items of lists and rows of tables.
 
-    A sentence without a letter or digit, such as a closing quote, is joined to the previous one.
+    So a heading is not part of the next sentence, and a list is not one sentence. A sentence without a letter or digit, such as
+    a closing quote, is joined to the previous one.
     """
     sentences: list[tuple[int, int]] = []
     for start, end in ranges:
-        breaks = [match.span() for match in _PARAGRAPH.finditer(text, start, end)]
+        breaks = [match.span() for match in _BREAK.finditer(text, start, end)]
         starts, ends = [start, *(b for _, b in breaks)], [*(a for a, _ in breaks), end]
         for first, last in zip(starts, ends, strict=True):
             piece = text[first:last]

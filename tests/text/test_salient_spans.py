@@ -150,6 +150,21 @@ def test_sentences_end_at_blank_lines_and_take_closing_quotes_in() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["rules", "realm"])
+def test_each_item_of_a_list_and_each_row_of_a_markdown_table_is_a_sentence(name: str) -> None:
+    items = [
+        "Rivers of the shire:",
+        "- Ouse, which rises near Arden",
+        "* Tees",
+        "2) Wear",
+        "| Town | People |",
+        "| Arden | 500 |",
+    ]
+    text = "\n  ".join(items)
+    (annotations,) = load_tagger(name).annotate([text])
+    assert [text[a:b] for a, b in annotations.sentences] == items
+
+
 def test_long_text_is_tagged_in_pieces_as_if_it_were_whole(tagger, monkeypatch) -> None:
     ada = tagger({"Ada": "PERSON"})
     texts = ["Ada came.\n\nIt was 1928. " * 30, "", "Ada. " * 9, "x" * 700, "\n\n Ada"]
