@@ -177,6 +177,23 @@ def test_what_is_no_part_of_an_article_is_left_out_of_the_pages_of_mediawiki() -
     assert last.text == "One."
 
 
+def test_an_article_of_mediawiki_whose_title_names_sources_is_kept() -> None:
+    page = read_page(
+        "<div class=mw-body><h1>Bibliography</h1><p>Lists of books.<h2>Sources</h2><p>A book.</div>"
+    )
+    assert page.text == "Bibliography\n\nLists of books."
+
+
+def test_headings_of_mediawiki_are_kept_whatever_words_their_ids_have() -> None:
+    headings = "<h2><span class=mw-headline id=metadata>metadata</span></h2>a<h2 id=thumb>thumb</h2>b"
+    sources = "<h2 id=references>references</h2>c"
+    assert read_page(f"<div class=mw-body>{headings}{sources}").text == "metadata\n\na\n\nthumb\n\nb"
+
+
+def test_a_listing_of_wikitext_does_not_make_a_page_of_mediawiki() -> None:
+    assert read_page("<pre class='code mediawiki'>x</pre><h2>References</h2>y").text == "x\n\nReferences\n\ny"
+
+
 def test_pages_of_other_programs_keep_what_they_call_metadata_references_and_sources() -> None:
     blocks = [
         "Author: Ada",

@@ -12,11 +12,11 @@ SOURCE_SECTIONS = frozenset(
      "citations", "notes and references", "other websites", "related pages")
 )  # fmt: skip
 """Headings of sections that are left out; the last two headings are those of the Simple English Wikipedia."""
-_PAGE = frozenset(
-    ("firstHeading", "mw-body", "mw-body-content", "mw-content-text", "mw-parser-output", "mediawiki")
-)
-"""Ids and classes by which a page of MediaWiki is known; at least one of them is before the text of the page."""
+_PAGE = frozenset(("firstHeading", "mw-body", "mw-body-content", "mw-content-text", "mw-parser-output"))
+"""Ids and classes by which a page of MediaWiki is known, besides the class "mediawiki" of its body, which is also the class of
+listings on other pages; at least one of them is before the text of the page."""
 _DISAMBIGUATION = frozenset(("disambigbox", "dmbox-disambig", "mw:PageProp/disambiguation"))
+_HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _LEFT_OUT_TAGS = frozenset(("figure", "math"))
 _LEFT_OUT = re.compile(
     r"(info|nav|vertical-nav|sistersite|portal|side-|[acdfiot]m)box.*|mbox-small|sidebar|portal-bar|metadata|noprint"  # boxes
@@ -30,10 +30,13 @@ _LEFT_OUT = re.compile(
 """Ids and classes of elements that are left out, as the templates and extensions that make them are left out of dumps."""
 
 
-def is_page(attributes: Mapping[str, str]) -> bool:
+def is_page(tag: str, attributes: Mapping[str, str]) -> bool:
     """Whether an element with these attributes shows that MediaWiki made the page."""
-    return not _PAGE.isdisjoint(_names(attributes)) or (
-        attributes.get("name") == "generator" and attributes.get("content", "").startswith("MediaWiki ")
+    names = _names(attributes)
+    return (
+        not _PAGE.isdisjoint(names)
+        or (tag == "body" and "mediawiki" in names)
+        or (attributes.get("name") == "generator" and attributes.get("content", "").startswith("MediaWiki "))
     )
 
 
@@ -43,12 +46,14 @@ def is_disambiguation(attributes: Mapping[str, str]) -> bool:
 
 
 def is_left_out(tag: str, attributes: Mapping[str, str]) -> bool:
-    """Whether an element is no part of the text of the article.
+    """Whether an element is no part of the text of the article. The id of a heading is made of its words, and says nothing.
 
     >>> is_left_out("sup", {"class": "mw-ref reference"}), is_left_out("sup", {})
     (True, False)
     """
-    return tag in _LEFT_OUT_TAGS or any(map(_LEFT_OUT.fullmatch, _names(attributes)))
+    names = _names(attributes)
+    of_heading = tag in _HEADING or "mw-headline" in names
+    return tag in _LEFT_OUT_TAGS or (not of_heading and any(map(_LEFT_OUT.fullmatch, names)))
 
 
 def _names(attributes: Mapping[str, str]) -> list[str]:

@@ -322,7 +322,7 @@ class _Taken:
             if self._left_out:
                 return
         else:
-            self._of_mediawiki = mediawiki.is_page(attributes)
+            self._of_mediawiki = mediawiki.is_page(tag, attributes)
         self._open[_kind(tag)] += 1
         self._titles += tag == "title" and not self._open["svg"]
         if tag == "a":
@@ -370,8 +370,8 @@ class _Taken:
             self._heading = level, len(self.text)
 
     def _end_heading(self) -> None:
-        """Begins a section that is left out, if the words of the heading name sources."""
-        if self._heading and not self._sources:
+        """Begins a section that is left out, if the words of the heading name sources. The title of a page has level 1."""
+        if self._heading and self._heading[0] > 1 and not self._sources:
             words = _MARK.sub("", "".join(self.text[self._heading[1] :]))
             if " ".join(words.lower().split()) in mediawiki.SOURCE_SECTIONS:
                 self._sources = self._heading
