@@ -150,6 +150,39 @@ def test_every_word_of_a_table_is_kept(rows: list[list[str]]) -> None:
     assert text.startswith("a") and text.endswith("b")
 
 
+def table(*rows: str) -> str:
+    """The text of a table with these rows, without blank lines."""
+    return read_page("<table>" + "".join(f"<tr>{row}" for row in rows) + "</table>").text.replace(
+        "\n\n", "\n"
+    )
+
+
+def test_headings_beside_an_empty_first_cell_are_the_headings_of_the_columns() -> None:
+    assert table("<td><th>2019<th>2020", "<th>Sales<td>5<td>6") == "Sales; 2019: 5; 2020: 6."
+    assert table("<td rowspan=2><th colspan=2>Sales", "<th>May<th>June", "<th>Oslo<td>5<td>6") == (
+        "Oslo; Sales, May: 5; Sales, June: 6."
+    )
+    assert (
+        table("<th>Capital<td>", "<th>River<td>Ouse") == "Capital |\nRiver | Ouse"
+    )  # no headings of columns
+
+
+def test_headings_that_a_table_repeats_are_no_sentence() -> None:
+    again = "<th><a href=x>Name</a><th>Age"
+    text = table(again, "<td>Ada<td>36", "<th colspan=2>Men", again, "<td>Bob<td>40", "<th>All<th>76")
+    assert text == "Name: Ada; Age: 36.\nMen\nName: Bob; Age: 40.\nName: All; Age: 76."
+
+
+def test_totals_above_the_other_rows_are_no_headings() -> None:
+    head, foot = "<thead><tr><th>A<th>B</thead>", "<tfoot><tr><th>All<th>3</tfoot>"
+    text = read_page(f"<table>{head}{foot}<tbody><tr><td>1<td>2</table>").text
+    assert text == "A: All; B: 3.\n\nA: 1; B: 2."
+
+
+def test_rows_without_words_leave_no_signs() -> None:
+    assert table("<td>a<td>b", "<td><td><img src=x>", "<td>c<td>d") == "a | b\nc | d"
+
+
 OF_WIKIS = (
     "<div class=metadata>Author: Ada</div><h2>History</h2><div class=reference>Old.</div><h2>References</h2><p>A book."
     "<h3>More</h3><p>Another.<h2>Later</h2><p>The end."

@@ -17,7 +17,7 @@ from lxml import etree
 from realm.documents.formats import mediawiki
 from realm.documents.formats.grid import cell_of
 from realm.documents.formats.records import Reason, Record, Unreadable
-from realm.documents.formats.rows import Table
+from realm.documents.formats.rows import Table, are_headings
 from realm.documents.formats.titles import file_title, without_title
 from realm.text.corpus import Section
 from realm.text.fields import NO_FIELDS, read_value
@@ -256,7 +256,7 @@ class _Table:
     def end_row(self, text: list[str]) -> None:
         """Makes a sentence of the row at the end of `text`, if it can be one (`Table`).
 
-        The rows of headings are removed if a sentence follows.
+        An empty row is removed, and so are the rows of headings if a sentence follows.
         """
         cells = [cell for cell in self.cells if cell.place < len(text)]
         ends = [*(cell.place for cell in cells[1:]), len(text)]
@@ -266,12 +266,17 @@ class _Table:
             words = [
                 "".join(text[cell.place + 1 : end]).strip() for cell, end in zip(cells, ends, strict=False)
             ]
-        if not self.rows.headings and all(cell.is_heading for cell in cells):
-            words = [one if _SEVERAL_BLOCKS in one else " ".join(_MARK.sub("", one).split()) for one in words]
+        read = [cell_of(one, *cell[1:]) for one, cell in zip(words, cells, strict=True)]
+        if are_headings(read):
+            read = [
+                one if _SEVERAL_BLOCKS in one.text else one._replace(text=_plain(one.text)) for one in read
+            ]
         self.cells, self.has_table = [], False
-        row = self.rows.row([cell_of(one, *cell[1:]) for one, cell in zip(words, cells, strict=True)])
+        row = self.rows.row(read)
         if row.is_headings:
             self._headings.append((cells[0].place, text[cells[0].place :]))
+        elif cells and not any(words):  # only the separators of empty cells
+            del text[cells[0].place :]
         elif row.sentence:
             text[cells[0].place :] = ["\n\n", row.sentence]
             for place, parts in self._headings:
@@ -340,6 +345,8 @@ class _Taken:
             self._tables.append(_Table())
         elif tag in _ROW_GROUPS and self._tables:
             self._tables[-1].rows.end_group()
+            if tag == "tfoot":  # the totals, which older pages have above the other rows
+                self._tables[-1].rows.end_headings()
         if tag == "p" and self._in_cell():
             self._paragraph_ended = self._cell_has_text
         elif tag in _BLOCK:
@@ -372,8 +379,8 @@ class _Taken:
     def _end_heading(self) -> None:
         """Begins a section that is left out, if the words of the heading name sources. The title of a page has level 1."""
         if self._heading and self._heading[0] > 1 and not self._sources:
-            words = _MARK.sub("", "".join(self.text[self._heading[1] :]))
-            if " ".join(words.lower().split()) in mediawiki.SOURCE_SECTIONS:
+            words = _plain("".join(self.text[self._heading[1] :]))
+            if words.lower() in mediawiki.SOURCE_SECTIONS:
                 self._sources = self._heading
         self._heading = None
 
@@ -470,6 +477,11 @@ class _Taken:
     def close(self) -> None:
         """The parser calls this at the end of the page; the results are attributes."""
         self._end_sources()
+
+
+def _plain(text: str) -> str:
+    """Collected text as one line without marks."""
+    return " ".join(_MARK.sub("", text).split())
 
 
 def _kind(tag: str) -> str:

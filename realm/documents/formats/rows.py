@@ -31,8 +31,9 @@ class Row(NamedTuple):
 class Table:
     """Makes sentences of the rows of a table, one after the other.
 
-    The first row with only headings, and those that follow it directly, are the headings of the columns. A row stays as it is
-    if it has another number of places than the headings, or a single cell, such as the title of the rows below it.
+    The first row with only headings, and those that follow it directly, are the headings of the columns. The first cell can
+    also be an empty cell of data, above headings of rows. A row that repeats headings is no sentence. A row stays as it is if
+    it has another number of places than the headings, or a single cell, such as the title of the rows below it.
 
     >>> table = Table()
     >>> table.row([Cell("Year", True, rows=2), Cell("People", True, columns=2)])
@@ -46,7 +47,7 @@ class Table:
     def __init__(self) -> None:
         self.headings: list[str] = []
         """The heading of each column, from the first row below the headings on."""
-        self._heading_rows: list[list[str]] = []
+        self._heading_rows: dict[tuple[str, ...], None] = {}
         self._grid = Grid()
 
     def row(self, cells: Sequence[Cell]) -> Row:
@@ -54,18 +55,27 @@ class Table:
         places = self._grid.places(cells)
         if not any(cell.text for cell in cells):
             return Row()
-        texts = [cell.text for cell in places]
+        texts = tuple(cell.text for cell in places)
         stays = len(places) < 2 or any("\n\n" in text for text in texts)
-        if not stays and not self.headings and all(cell.is_heading for cell in cells):
-            self._heading_rows.append(texts)
+        if not stays and are_headings(cells) and (not self.headings or texts in self._heading_rows):
+            self._heading_rows[texts] = None
             return Row(is_headings=True)
-        if self._heading_rows and not self.headings:
-            columns = zip_longest(*self._heading_rows, fillvalue="")
-            self.headings = [", ".join(dict.fromkeys(filter(None, column))) for column in columns]
+        self.end_headings()
         if stays or len(texts) != len(self.headings) or not self._grid.take(sum(map(len, self.headings))):
             return Row()
         return Row(sentence_of(self.headings, texts))
 
+    def end_headings(self) -> None:
+        """Ends the headings of the columns, if there are any."""
+        if self._heading_rows and not self.headings:
+            columns = zip_longest(*self._heading_rows, fillvalue="")
+            self.headings = [", ".join(dict.fromkeys(filter(None, column))) for column in columns]
+
     def end_group(self) -> None:
         """Ends a group of rows, such as the head of a table."""
         self._grid.end_group()
+
+
+def are_headings(cells: Sequence[Cell]) -> bool:
+    """Whether all cells of a row are headings, except for an empty first cell."""
+    return all(cell.is_heading or (place == 0 and not cell.text) for place, cell in enumerate(cells))

@@ -306,7 +306,7 @@ class _Taken:
         headings: list[int] = []  # lines that are left out if a sentence follows
         for cells in _rows_of(code):
             texts = [self.inside(cell.contents) for cell in cells]
-            if texts and texts[0].startswith("+"):  # a caption, for which the parser has no tag
+            if cells and _is_caption(cells[0]):
                 lines.append(texts.pop(0).removeprefix("+").strip())
                 cells.pop(0)
             if not cells:  # MediaWiki makes no row of it, so no cell from above spans it
@@ -325,6 +325,12 @@ class _Taken:
 def _cell(node: Any, text: str) -> Cell:
     spans = [str(node.get(name).value) if node.has(name) else None for name in ("colspan", "rowspan")]
     return cell_of(text, str(node.tag) == "th", *spans)
+
+
+def _is_caption(cell: Any) -> bool:
+    """Whether a cell is a caption (`|+`), for which the parser has no tag. Its attributes, if any, follow the plus sign."""
+    first = cell.attributes[0].name if cell.attributes else next(iter(cell.contents.nodes), "")
+    return cell.wiki_markup == "|" and str(first).startswith("+")
 
 
 def _rows_of(code: Any) -> Iterator[list[Any]]:

@@ -76,6 +76,12 @@ def test_cells_that_span_rows_and_columns_are_in_the_sentence_of_each_row() -> N
     assert read_wikitext("{|\n!A!!B\n|-\n!1!!2\n|}").text == "A | B\n\n1 | 2"  # only headings
 
 
+def test_a_caption_with_attributes_is_no_cell_and_a_cell_with_a_plus_sign_is_no_caption() -> None:
+    rows = "! Name !! Age\n|-\n| +5 || 1\n|}"
+    for caption in ("|+ Towns", '|+ class="nowrap" | Towns', "|+class=nowrap|Towns"):
+        assert read_wikitext(f"{{|\n{caption}\n{rows}").text == "Towns\n\nName: +5; Age: 1."
+
+
 @pytest.mark.parametrize(
     "template", ["disambiguation", "Disambig", "dab", "Human name disambiguation", "Geodis"]
 )
