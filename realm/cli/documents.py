@@ -195,7 +195,7 @@ def _show(args: argparse.Namespace) -> None:
     width = max(map(len, ["document", *first.fields]))
     lines += [f"{name:<{width}}  {_plain_field(value)}" for name, value in first.fields.items()]
     for one in passages:
-        lines += ["", f"passage {one.id}: {one.title}", one.text]
+        lines += ["", ": ".join(filter(None, (f"passage {one.id}", one.title))), one.text]
     report(args, shown, lines)
 
 

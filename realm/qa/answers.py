@@ -50,6 +50,11 @@ class RankedPassage:
     fields: dict[str, Any]
     """Fields of the document, such as a year or an address."""
 
+    @property
+    def name(self) -> str:
+        """The title, or the id of the document if the title is empty, on one line."""
+        return " ".join((self.title.strip() or self.document).split())
+
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
         id, document, title, text = passage[:4]
@@ -90,7 +95,7 @@ class Answer(Span):
         said = ", ".join(filter(None, (words, f"probability {self.probability:.2f}")))
         return [
             f"{' '.join(self.text.split())}   ({said})",
-            f"    {' '.join((self.passage.title or self.passage.document).split())}, passage {self.passage.rank}",
+            f"    {self.passage.name}, passage {self.passage.rank}",
             f"    {self.evidence()}",
         ]
 

@@ -121,7 +121,7 @@ class Filled:
         for effect in self.passages:
             lines.append(
                 f"{effect.utility:+6.2f} nats  p(z|x) {effect.probability:.2f}, p(y|z,x) {effect.likelihood:.3g}  "
-                f"{effect.title}: {' '.join(effect.text.split())[:90]}"
+                f"{effect.name}: {' '.join(effect.text.split())[:90]}"
             )
         return lines
 

@@ -146,6 +146,12 @@ def test_json_and_lines_have_the_same_content(filler) -> None:
     assert row["masks"][0][0]["text"] in lines[0] and row["passages"][0]["title"] in lines[3]
 
 
+def test_a_passage_without_a_title_has_the_id_of_its_document_in_the_lines(filler) -> None:
+    said = filler.fill(SENTENCE)
+    untitled = replace(said.passages[0], title="", document="crawl.jsonl:7")
+    assert "  crawl.jsonl:7: " in replace(said, passages=[untitled]).lines()[3]
+
+
 def test_every_word_of_one_or_two_pieces_has_its_marginal_and_no_other_does(filler, monkeypatch) -> None:
     monkeypatch.setattr(filling, "PREDICTIONS", 10**6)
     visible = SENTENCE.replace("[MASK]", " ")

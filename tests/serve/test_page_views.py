@@ -114,6 +114,20 @@ def test_a_passage_has_a_page_with_its_neighbours(visit, site) -> None:
     assert page.locator("h1").inner_text() == first["title"]
 
 
+def test_a_passage_without_a_title_has_the_id_of_its_document_as_its_name(visit, site) -> None:
+    client = Client(site.url, TOKEN)
+    client.add([{"id": "crawl.jsonl:7", "title": "", "text": "Quince is grown in Tamsel."}])
+    try:
+        (found,) = client.retrieve("quince Tamsel", "bm25", 1)
+        assert visit.open(f"passage/{found['id']}").locator("h1").inner_text() == "crawl.jsonl:7"
+        page = visit.open("knowledge?search=quince+Tamsel&method=bm25")
+        expect(page.locator(".found .card h3").first).to_have_text("crawl.jsonl:7")
+        page = visit.open("ask?question=Where+is+quince+grown&method=bm25")
+        expect(page.locator(".card h3").filter(has_text="crawl.jsonl:7")).to_have_count(1)
+    finally:
+        client.delete("crawl.jsonl:7")
+
+
 def test_what_comes_late_does_not_appear_in_another_view(visit, site) -> None:
     (first,) = Client(site.url).retrieve("Arden lies on the river", "bm25", 1)
     page, late = visit.open("ask"), []

@@ -1,6 +1,6 @@
 // The view "Ask": the answer, and below the answer the passages that were read, with p(z|x), span and span score.
 
-import { address, age, asking, bar, choice, el, field, fieldList, get, marked, newest, percent, problem, question, remember, waiting } from "./dom.js";
+import { address, age, asking, bar, choice, el, field, fieldList, get, marked, nameOf, newest, percent, problem, question, remember, waiting } from "./dom.js";
 import { feedback } from "./feedback.js";
 import { filtering } from "./filter.js";
 import { explain, LIKELY, sureness } from "./words.js";
@@ -185,7 +185,7 @@ function column(said, method, named, writable, where) {
     sure.className = `sure ${level}`;
     sure.replaceChildren(el("b", {}, words), ` ${percent(chosen.probability)}`, bar(chosen.probability));
     answer.replaceChildren(chosen.text);
-    source.replaceChildren("From ", el("a", { href: opened(chosen.passage, chosen) }, chosen.passage.title || "untitled"));
+    source.replaceChildren("From ", el("a", { href: opened(chosen.passage, chosen) }, nameOf(chosen.passage)));
     for (const one of cards) one.show(chosen);
     shown = chosen;
   }
@@ -207,7 +207,7 @@ function facts(said) {
 function card(passage, heading) {
   const text = el("p", { class: "text" });
   const score = el("span", { class: "score" });
-  const link = el("a", {}, passage.title || "untitled");
+  const link = el("a", {}, nameOf(passage));
   const element = el(
     "li",
     { class: "card" },

@@ -121,6 +121,9 @@ export function fieldList(fields) {
     el("dd", {}, isAddress(value) ? el("a", { href: value, rel: "noopener noreferrer" }, value) : shown(value)))));
 }
 
+// The name of a passage: its title, or the id of its document.
+export const nameOf = (passage) => passage.title.trim() || passage.document || "untitled";
+
 export function percent(p) {
   if (p >= 0.9995) return "100%";
   if (p >= 0.0995) return `${(100 * p).toFixed(0)}%`;

@@ -1,6 +1,6 @@
 // Feedback on an answer: right, wrong, or a better answer in a passage. The server stores feedback as questions with answers.
 
-import { TOKEN, busy, el, field, post, problem } from "./dom.js";
+import { TOKEN, busy, el, field, nameOf, post, problem } from "./dom.js";
 
 const forms = new WeakMap(); // evidence -> function that takes the selected text of this evidence
 document.addEventListener("selectionchange", () => forms.get(evidenceOf(document.getSelection()))?.());
@@ -90,7 +90,7 @@ export function feedback(question, passages, evidence, chosen) {
 }
 
 function name(passage) {
-  return `passage ${passage.rank}, ${passage.title || "untitled"}`;
+  return `passage ${passage.rank}, ${nameOf(passage)}`;
 }
 
 function evidenceOf(selection) {

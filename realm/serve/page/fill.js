@@ -1,7 +1,7 @@
 // The view "Fill": each word of the sentence is a button that masks the word. Below are the predictions, and the effect of each
 // passage on the predictions.
 
-import { age, bar, el, field, newest, percent, piece, problem, question, waiting } from "./dom.js";
+import { age, bar, el, field, nameOf, newest, percent, piece, problem, question, waiting } from "./dom.js";
 import { explain } from "./words.js";
 
 const EXAMPLE = "The pound is the currency of the UK.";
@@ -119,7 +119,7 @@ function effect(passage, most) {
     { class: "card" },
     el("div", { class: "card-top" },
       el("span", { class: "rank", "aria-label": `rank ${passage.rank}` }, String(passage.rank)),
-      el("h3", {}, el("a", { href: `#passage/${passage.id}` }, passage.title || "untitled")),
+      el("h3", {}, el("a", { href: `#passage/${passage.id}` }, nameOf(passage))),
       el("span", { class: "prior" }, "p(z|x)", bar(passage.probability), el("b", {}, percent(passage.probability))),
     ),
     el("div", { class: "effect" },

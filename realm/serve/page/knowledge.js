@@ -1,6 +1,6 @@
 // The view "Knowledge": passages can be searched, documents added and deleted, and the answer to a question watched.
 
-import { TOKEN, address, age, ask, asking, busy, choice, el, field, fieldList, get, marked, newest, percent, problem, question as put, remember, waiting } from "./dom.js";
+import { TOKEN, address, age, ask, asking, busy, choice, el, field, fieldList, get, marked, nameOf, newest, percent, problem, question as put, remember, waiting } from "./dom.js";
 import { filtering } from "./filter.js";
 
 const last = { search: "", method: "hybrid", where: "", watched: "", answers: [] };
@@ -134,7 +134,7 @@ export async function knowledgeView(main, health, path, values) {
     return el("li", { class: "card" },
       el("div", { class: "card-top" },
         el("span", { class: "rank", "aria-label": `rank ${n + 1}` }, String(n + 1)),
-        el("h3", {}, el("a", { href: `#passage/${passage.id}` }, passage.title || "untitled")),
+        el("h3", {}, el("a", { href: `#passage/${passage.id}` }, nameOf(passage))),
         el("span", { class: "score" }, `score ${passage.score.toPrecision(3)}`)),
       el("p", { class: "text short" }, passage.text),
       fieldList(passage.fields),
@@ -155,7 +155,7 @@ export async function knowledgeView(main, health, path, values) {
       const { answers, index } = await put("v1/answer", { question: last.watched }, signal);
       if (signal.aborted) return;
       const [best] = answers;
-      last.answers.unshift({ what, text: best?.text ?? "no answer", title: best?.passage.title ?? "", p: best?.probability ?? 0, index });
+      last.answers.unshift({ what, text: best?.text ?? "no answer", title: best ? nameOf(best.passage) : "", p: best?.probability ?? 0, index });
       last.answers.length = Math.min(last.answers.length, 6);
       drawWatched();
     } catch (error) {
@@ -187,7 +187,7 @@ export async function passageView(main, health, [id], values) {
   const spans = Number.isInteger(start) && Number.isInteger(end) && 0 <= start && start < end ? [[start, end]] : [];
   main.append(el("article", { class: "passage" },
     el("p", { class: "crumbs" }, el("a", { href: "#knowledge" }, "Knowledge")),
-    el("h1", {}, passage.title || "untitled"),
+    el("h1", {}, nameOf(passage)),
     el("p", { class: "source" }, "From the document ", el("b", {}, passage.document)),
     fieldList(passage.fields),
     el("p", { class: "text" }, marked(passage.text, spans)),
