@@ -182,6 +182,12 @@ def test_columns_of_other_types_are_refused(column: pa.Array, says: str, tmp_pat
         read(write_arrow(tmp_path / "a.arrow", pa.table({"title": ["A"] * 3, "text": column})))
 
 
+def test_ids_that_are_no_whole_numbers_are_refused_with_what_ids_can_be(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "id": [1.5]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="id holds 'double', and must hold strings or whole numbers"):
+        read(tmp_path / "a.parquet")
+
+
 def test_a_bad_row_is_left_out_alone(tmp_path: Path) -> None:
     bad = pa.array([b"One.", b"\xff", None], pa.binary())
     text = pa.StringArray.from_buffers(

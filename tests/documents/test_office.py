@@ -168,6 +168,15 @@ def test_sheet_with_title_and_text_is_a_record_per_row_with_fields(tmp_path: Pat
     assert [dict(d.fields) for d in documents[:2]] == [{"year": 1203.0}, {"year": 1455.5, "by": "Dagobert"}]
 
 
+def test_a_title_above_the_columns_of_documents_is_no_row_of_headings(tmp_path: Path) -> None:
+    rows = [["Report", None], [None, None], ["id", "text"], [7, "On the Ouse."], [None, "A mint."]]
+    workbook(tmp_path / "a.xlsx", {"Docs": rows})
+    workbook(tmp_path / "b.xlsx", {"Docs": [["text", None], ["A town.", None], ["A hill.", "a note"]]})
+    documents = list(read_documents([str(tmp_path)]))
+    assert [one.text for one in documents] == ["On the Ouse.", "A mint.", "A town.", "A hill."]
+    assert [one.id for one in documents[:2]] == ["7", f"{tmp_path / 'a.xlsx'}:Docs:5"]
+
+
 # -- presentations
 
 

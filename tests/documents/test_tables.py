@@ -12,6 +12,7 @@ from realm.documents.formats import tables
 from realm.documents.formats.records import Limits
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
+from realm.text.fields import FieldNames
 from tests.documents.writers import read
 
 
@@ -119,6 +120,20 @@ def test_a_table_without_a_row_is_one_line(rows: str, tmp_path: Path) -> None:
 def test_a_row_with_another_number_of_columns_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
     assert read(tmp_path / "x.tsv") == ({"A": "A text."}, {"without a usable title, text or id": 1})
+
+
+def test_a_row_with_an_empty_id_is_a_document(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,title,text\n,Arden,On the Ouse.\n,,A mint.\n7,,A town.\n")
+    ids = [one.id for one in read_documents([str(tmp_path / "a.csv")])]
+    assert ids == ["Arden", f"{tmp_path / 'a.csv'}:3", "7"]
+
+
+def test_two_columns_of_texts_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("Text,text\nold,new\n")
+    with pytest.raises(InputError, match=r"a\.csv: 2 columns are named text$"):
+        list(read_documents([str(tmp_path)]))
+    names = FieldNames(text="Text")
+    assert [one.text for one in read_documents([str(tmp_path)], names=names)] == ["old"]
 
 
 def test_names_of_columns_may_contain_line_breaks(tmp_path: Path) -> None:

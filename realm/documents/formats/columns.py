@@ -16,6 +16,7 @@ from realm.documents.formats.records import (
     Reason,
     Record,
     Unreadable,
+    check_columns,
     missing_names,
     present_names,
     without_columns,
@@ -146,21 +147,19 @@ def _columns(path: Path, schema: Any, given: FieldNames) -> list[str]:
 
     if missing := missing_names(schema.names, given):
         raise without_columns(path, missing, schema.names)
+    check_columns(path, schema.names, given)
     present = present_names(schema.names, given)
     for part, name in present.items():
-        if schema.names.count(name) > 1:
-            raise Unreadable(
-                path, Reason.FIELDS, f"{path}: {schema.names.count(name)} columns are named {name}"
-            )
         kind = schema.field(name).type
         value = kind.value_type if types.is_dictionary(kind) else kind
         words = types.is_string(value) or types.is_large_string(value) or types.is_string_view(value)
         also = {"id": types.is_integer(value) or types.is_null(value), "title": types.is_null(value)}
         if not words and not also.get(part):
+            needed = "strings or whole numbers" if part == "id" else "strings"
             raise Unreadable(
                 path,
                 Reason.FIELDS,
-                f"{path}: the column {name} holds {shown(str(kind))}, and must hold strings",
+                f"{path}: the column {name} holds {shown(str(kind))}, and must hold {needed}",
             )
     others = [name for name in schema.names if name not in present.values() and schema.names.count(name) == 1]
     read = [

@@ -149,6 +149,13 @@ def missing_names(columns: Collection[str], names: FieldNames) -> list[str]:
     return [getattr(names, part) or part for part in needed if part not in present]
 
 
+def check_columns(where: str | Path, columns: Sequence[str], names: FieldNames) -> None:
+    """Raises Unreadable if several columns of a table have the name of the title, the text or the id."""
+    for name in present_names(columns, names).values():
+        if (number := columns.count(name)) > 1:
+            raise Unreadable(where, Reason.FIELDS, f"{where}: {number} columns are named {name}")
+
+
 def without_columns(where: str | Path, missing: Sequence[str], columns: Sequence[str]) -> Unreadable:
     """The problem with a table that lacks the columns `missing`."""
     listed = shortened(", ".join(columns))
@@ -162,7 +169,7 @@ def record(where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAME
 
     All keys besides id, title and text are fields of the document, and so are the keys of an object `metadata`. If the record
     has `passages`, as `realm kb export` writes them, these are the text, and each is a section. A record without a title has an
-    empty title.
+    empty title, and an empty id is no id.
     """
     passages = _passages(fields.get("passages"))
     if passages:
@@ -180,8 +187,10 @@ def record(where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAME
                 where, Reason.FIELDS, f'{where}: "{present[part]}" is {shown(value)}, and must be a string'
             )
     own_id = fields[present["id"]] if "id" in present else None
+    if own_id == "":  # a cell of CSV cannot be null
+        own_id = None
     if own_id is not None:
-        if isinstance(own_id, bool) or not isinstance(own_id, str | int) or own_id == "":
+        if isinstance(own_id, bool) or not isinstance(own_id, str | int):
             problem = f'"{present["id"]}" is {shown(own_id)}, and must be a string or a whole number'
             return Unreadable(where, Reason.FIELDS, f"{where}: {problem}")
         own_id = str(own_id)

@@ -21,6 +21,7 @@ from realm.documents.formats.records import (
     Reason,
     Record,
     Unreadable,
+    check_columns,
     missing_names,
     present_names,
     record,
@@ -67,7 +68,7 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
 
     Raises:
         Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line or no row, lacks a column that is
-            named in the settings, or is one record that is too long.
+            named in the settings, has several columns with the same part of a document, or is one record that is too long.
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -92,7 +93,8 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
             missing = missing_of[separator]
             if missing and any(limits.names):
                 raise without_columns(path, missing, names)
-            per_row = not missing
+            if per_row := not missing:
+                check_columns(path, names, limits.names)
             used, cells = headings[separator]
             columns = [" ".join(cell.split()) for cell in cells]
             if not per_row and looks_like_a_row(columns):

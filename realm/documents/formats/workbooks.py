@@ -1,7 +1,7 @@
 """Workbooks (.xlsx, .xls, .ods): the rows of their visible sheets as text. calamine reads the cells.
 
-A sheet with a column "text" is a record per row, as such a CSV file. The other sheets are one record, in which each row is a
-sentence.
+A sheet with a column "text" is a record per row, as such a CSV file, without a title above the headings. The other sheets are
+one record, in which each row is a sentence.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,6 +16,7 @@ from realm.documents.formats.records import (
     Reason,
     Record,
     Unreadable,
+    check_columns,
     missing_names,
     need,
     present_names,
@@ -52,9 +53,10 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         filled = [(number, row) for number, row in enumerate(rows, 1) if any(cell != "" for cell in row)]
         if not filled:
             continue
-        columns = column_names(map(_text, filled[0][1]), limits.names)
+        place, columns = _headings([row for _, row in filled], limits.names)
         if not (missing := missing_names(columns, limits.names)):
-            for number, row in filled[1:]:
+            check_columns(f"{path}:{name}", columns, limits.names)
+            for number, row in filled[place + 1 :]:
                 some = True
                 yield record(f"{path}:{name}:{number}", _values(columns, row, limits.names), limits.names)
         elif any(limits.names):
@@ -66,6 +68,16 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
         yield _document(path, title, blocks, limits)
     elif not some:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
+
+
+def _headings(rows: Sequence[Sequence[Any]], names: FieldNames) -> tuple[int, list[str]]:
+    """The place of the row of headings, and the names of the columns of documents.
+
+    This is the first row, or else the first row with several cells, below rows with a single cell such as the title of a table.
+    """
+    several = next((place for place, row in enumerate(rows) if sum(cell != "" for cell in row) > 1), 0)
+    found = [(place, column_names(map(_text, rows[place]), names)) for place in (0, several)]
+    return next((one for one in found if not missing_names(one[1], names)), found[-1])
 
 
 def _document(path: Path, title: str, blocks: Sequence[tuple[str, list[str]]], limits: Limits) -> Record:
