@@ -252,7 +252,8 @@ def _documents(
     if not report.documents and report.reasons:
         if len(report.left_out) == 1:
             raise InputError(report.left_out[0].problem)
-        first = shortened(report.left_out[0].problem)
+        problems = [one.problem for one in report.left_out if one.reason not in EXPECTED]
+        first = shortened((problems or [report.left_out[0].problem])[0])
         raise InputError(f"nothing could be read; {'; '.join(report.lines())}; the first problem: {first}")
     if isinstance(report, _StrictReport):
         for line in report.lines():

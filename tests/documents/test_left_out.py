@@ -112,6 +112,15 @@ def test_where_nothing_can_be_read_it_is_an_error_with_the_reason(folder: Path) 
         read(folder / "empty.md", folder / "program.txt", folder / "blank.txt")
 
 
+def test_a_file_of_another_type_is_not_the_problem_that_the_message_shows(tmp_path: Path) -> None:
+    (tmp_path / "LICENSE").write_text("Free.")
+    (tmp_path / "towns.jsonl").write_text('{"content": "A town."}\n')
+    with pytest.raises(
+        InputError, match=r"the first problem: .*towns\.jsonl:1: no \"text\" \(fields: 'content'\)$"
+    ):
+        list(read_documents([str(tmp_path)], report=ReadingReport()))
+
+
 def test_a_source_that_is_not_there_is_an_error_at_once(folder: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
         read(folder, folder / "gone.txt")
