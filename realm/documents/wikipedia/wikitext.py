@@ -18,7 +18,7 @@ from mwparserfromhell import nodes
 
 from realm.documents.formats.grid import Cell, cell_of
 from realm.documents.formats.mediawiki import SOURCE_SECTIONS
-from realm.documents.formats.rows import Table
+from realm.documents.formats.rows import Table, are_headings
 from realm.documents.wikipedia.titles import linked_title
 from realm.text.corpus import Link
 
@@ -311,7 +311,10 @@ class _Taken:
                 cells.pop(0)
             if not cells:  # MediaWiki makes no row of it, so no cell from above spans it
                 continue
-            row = table.row([_cell(cell, text) for cell, text in zip(cells, texts, strict=True)])
+            read = [_cell(cell, text) for cell, text in zip(cells, texts, strict=True)]
+            if are_headings(read):  # the same links in each sentence would say nothing about its row
+                read = [one._replace(text=_MARK.sub("", one.text)) for one in read]
+            row = table.row(read)
             if row.is_headings:
                 headings.append(len(lines))
             elif row.sentence:
