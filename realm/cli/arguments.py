@@ -350,10 +350,17 @@ def engine_of(args: argparse.Namespace) -> EngineConfig:
 
 
 def need_model_but_for_words(args: argparse.Namespace) -> None:
-    """Raises an InputError if the command has no --model, and its --method needs one."""
-    if args.model is None and args.method != "bm25":
+    """Raises an InputError if the command has no --model, and its --method or --set needs one.
+
+    --config is accepted, because a preset can also have settings that other commands use.
+    """
+    if args.model is not None:
+        return
+    if args.method != "bm25":
         method = args.method or "dense, the default,"
         raise InputError(f"--method {method} needs --model; without --model, use --method bm25")
+    if args.set:
+        raise InputError("--method bm25 without --model uses no settings: leave out --set, or give --model")
 
 
 def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:

@@ -84,6 +84,16 @@ def test_evaluation_by_words_needs_no_model_and_reports_no_answers(
     assert "--method hybrid needs --model" in capsys.readouterr().err
 
 
+def test_settings_that_a_ranking_by_words_does_not_use_are_refused(tiny_kb, asked, tmp_path, capsys) -> None:
+    words = ["--kb", str(tiny_kb.folder), "--method", "bm25", "--out", str(tmp_path / "out")]
+    (tmp_path / "preset.toml").write_text("[answer]\nread = 3\n")
+    for command in (["evaluate", "--questions", str(asked)], ["retrieve", "--questions", str(asked)]):
+        assert cli.main([*command, *words, "--set", "read=3"]) == 2
+        assert "--method bm25 without --model uses no settings: leave out --set" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+    assert cli.main([*command, *words, "--config", str(tmp_path / "preset.toml")]) == 0
+
+
 def test_evaluation_of_retrieval_alone_reads_no_answers_and_reports_the_same_ranks(
     tiny_kb, qa_folder, asked, tmp_path, capsys, monkeypatch
 ) -> None:
