@@ -308,6 +308,10 @@ WRITES = {
     "retrieve --kb kb --model qa --questions q.jsonl --out s3://a/b": "must be on this machine",
     "probe --kb kb --model qa --out qa": "--out qa is a folder",
     "kb export --kb kb --out kb": "--out kb is a folder",
+    "kb export --kb kb --out qa/tokenizer.json": "--out qa/tokenizer.json is a part of the model .*qa: name another file",
+    "evaluate --kb kb --model qa --questions q.jsonl --out qa/realm.json": "is a part of the model .*qa: name another file",
+    "retrieve --kb kb --model qa --questions q.jsonl --out encoder/encoder/config.json": "is a part of the model .*encoder: ",
+    "probe --kb kb --model qa --out kb/tokenizer/tokenizer.json": "is a part of the knowledge base .*kb: name another file",
 }
 
 
@@ -315,6 +319,15 @@ WRITES = {
 def test_file_that_cannot_be_written_is_refused_before_the_work(refused, command: str, monkeypatch) -> None:
     monkeypatch.setattr("realm.qa.pipeline.Answerer.load", lambda *_: pytest.fail("the work has begun"))
     refused(command, WRITES[command])
+
+
+def test_a_report_that_was_written_into_the_folder_of_a_model_can_be_replaced(
+    home, monkeypatch, capfd
+) -> None:
+    monkeypatch.chdir(home)
+    for _ in range(2):
+        done("evaluate --kb kb --model qa --questions q.jsonl --retrieval-only --out qa/report.json")
+    Path("qa/report.json").unlink()
 
 
 PLACES = {

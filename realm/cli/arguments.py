@@ -81,7 +81,9 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"argument {_name_of(action)}: is empty")
 
     def _check_written(self, found: argparse.Namespace, name: str) -> None:
-        """Refuses a file that cannot be written, or that the command reads, before the command has worked for hours."""
+        """Refuses a file that cannot be written, that the command reads, or that is a part of a model or a knowledge base.
+
+        This is checked before the command has worked for hours."""
         value, flag = getattr(found, name), f"--{name.replace('_', '-')}"
         if value is None or "://" in value:
             return
@@ -90,6 +92,8 @@ class Parser(argparse.ArgumentParser):
             raise InputError(f"{flag} {path} is a folder: give the path of a file")
         if path.exists() and not path.is_file():  # it would be replaced, not written to
             raise InputError(f"{flag} {path} is a device or a pipe: give the path of a file")
+        if path.exists() and (owner := _owner(Path(os.path.realpath(path)))):
+            raise InputError(f"{flag} {path} is a part of {owner}: name another file")
         folder = next(one for one in path.absolute().parents if one.exists())
         try:
             tempfile.TemporaryFile(dir=folder).close()
@@ -272,6 +276,24 @@ class Parser(argparse.ArgumentParser):
             default=default,
             help=f"find passages by {ways} (default: {unnamed}){note}",
         )
+
+
+def _owner(file: Path) -> str:
+    """The model or the knowledge base that a file is a part of, with its kind; "" if the file is a part of none."""
+    # Imported here because this file needs modules that Windows lacks.
+    from realm.folders import what_it_is
+    from realm.model.manifest import read_manifest
+
+    for folder in file.parents:
+        match what_it_is(folder):
+            case "a knowledge base":
+                return f"the knowledge base {folder}"
+            case "a model":
+                # Earlier versions recorded no checksums.
+                own = read_manifest(folder).get("checksums")
+                if own is None or file.relative_to(folder).as_posix() in own:
+                    return f"the model {folder}"
+    return ""
 
 
 def _name_of(action: argparse.Action) -> str:
