@@ -12,7 +12,7 @@ from realm.errors import InputError
 from realm.hub import encoder_folder
 from realm.interop.checkpoint import FILES, read_tensors
 from realm.model.bert import Bert
-from realm.model.bert_files import SkipInit, own_name, read_bert_config
+from realm.model.bert_files import SkipInit, own_name, read_bert_config, required_shapes
 from realm.model.calibration import Calibration
 from realm.model.folder import Model, load_model
 from realm.model.manifest import is_model
@@ -81,13 +81,10 @@ def load_huggingface_reader(name: str) -> LoadedReader:
         raise InputError(
             f"{name}: the tokenizer has {tokenizer.vocab_size} wordpieces, but there are embeddings for {config.vocab_size}"
         )
-    continues_V = torch.zeros(config.vocab_size, dtype=torch.bool)
-    continues_V[tokenizer.continuing_ids()] = True
     spans = SpanConfig("ends", LONGEST_ANSWER, finds_none=True)
-    with SkipInit():
-        reader = SpanReader(Bert(config), continues_V, spans)
+    shapes = required_shapes(name, lambda: SpanReader(Bert(config), config=spans))
     states, used = {}, set()
-    for ours, value in reader.state_dict().items():
+    for ours, value in shapes.items():
         if ours == "continues_V":
             continue
         theirs = HEAD.get(ours, ours.replace("encoder.", "bert.", 1))
@@ -100,6 +97,10 @@ def load_huggingface_reader(name: str) -> LoadedReader:
             )
         states[ours] = weight(name, theirs, tensors[theirs])
         used.add(theirs)
+    continues_V = torch.zeros(config.vocab_size, dtype=torch.bool)
+    continues_V[tokenizer.continuing_ids()] = True
+    with SkipInit():
+        reader = SpanReader(Bert(config), continues_V, spans)
     reader.load_state_dict(states, strict=False)
     return LoadedReader(reader.eval(), tokenizer, sorted(tensors.keys() - used))
 

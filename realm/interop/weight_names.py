@@ -12,7 +12,8 @@ fine-tuned. Therefore this head becomes a masked-LM reader. The head of an embed
 the checkpoints have no other head. The other tensors are left out: poolers, heads of embedders if there is a reader, and the
 separate decoders of both kinds of heads, which were never trained."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -22,7 +23,7 @@ from realm.errors import InputError
 from realm.interop.checkpoint import ENCODER_SETTINGS, Checkpoint
 from realm.model import bert_files
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.bert_files import bert_config
+from realm.model.bert_files import bert_config, required_shapes
 from realm.model.embedder import Embedder, EmbedderConfig, Tower, new_tower
 from realm.model.folder import Model
 from realm.model.masked_reader import MaskedReader
@@ -67,10 +68,10 @@ class Conversion(NamedTuple):
     notes: list[str]
 
 
-def huggingface_names(network: nn.Module, table: Mapping[str, str], prefix: str = "") -> dict[str, str]:
-    """The Hugging Face name of each tensor of a network."""
+def huggingface_names(ours: Iterable[str], table: Mapping[str, str], prefix: str = "") -> dict[str, str]:
+    """Names of the tensors of a network -> their Hugging Face names."""
     names = {}
-    for name in network.state_dict():
+    for name in ours:
         if name not in OURS:
             start = next(start for start in table if name.startswith(start))
             published = table[start] + name.removeprefix(start)
@@ -208,11 +209,11 @@ def _read(checkpoint: Checkpoint, tokenizer: Tokenizer, used: set[str] | None = 
 
 def _tower(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used: set[str]) -> Tower:
     config = EmbedderConfig(checkpoint.config["retriever_proj_size"], "cls", "layer")
-    return _filled(new_tower(encoder, config), TOWER, checkpoint, prefix, used)
+    return _filled(partial(new_tower, encoder, config), TOWER, checkpoint, prefix, used)
 
 
 def _masked_reader(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used: set[str]) -> MaskedReader:
-    return MaskedReader(_filled(MaskedBert(encoder), MASKED_READER, checkpoint, prefix, used))
+    return MaskedReader(_filled(partial(MaskedBert, encoder), MASKED_READER, checkpoint, prefix, used))
 
 
 def _span_reader(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used: set[str]) -> SpanReader:
@@ -222,15 +223,19 @@ def _span_reader(checkpoint: Checkpoint, prefix: str, encoder: BertConfig, used:
         hidden=config["span_hidden_size"],
         norm_eps=config["reader_layer_norm_eps"],
     )
-    reader = SpanReader(Bert(encoder), config=spans)
-    return _filled(reader, SPAN_READER, checkpoint, prefix, used)
+    return _filled(lambda: SpanReader(Bert(encoder), config=spans), SPAN_READER, checkpoint, prefix, used)
 
 
 def _filled(
-    network: Network, table: Mapping[str, str], checkpoint: Checkpoint, prefix: str, used: set[str]
+    make: Callable[[], Network],
+    table: Mapping[str, str],
+    checkpoint: Checkpoint,
+    prefix: str,
+    used: set[str],
 ) -> Network:
-    """The network with the tensors of the checkpoint in float32."""
-    names, shapes = huggingface_names(network, table, prefix), network.state_dict()
+    """The network that `make` returns, with the tensors of the checkpoint in float32."""
+    shapes = required_shapes(checkpoint.name, make)
+    names = huggingface_names(shapes, table, prefix)
     missing = sorted(set(names.values()) - checkpoint.tensors.keys())
     if missing:
         raise InputError(
@@ -242,6 +247,7 @@ def _filled(
             raise InputError(
                 f"{checkpoint.name}: {published} has the shape {found}, but {wanted} by config.json"
             )
+    network = make()
     network.load_state_dict(
         {
             ours: weight(checkpoint.name, published, checkpoint.tensors[published])
@@ -288,6 +294,6 @@ def _untrained(reader: SpanReader) -> bool:
 def tensors_of(network: nn.Module, table: Mapping[str, str]) -> Iterator[tuple[str, Tensor]]:
     """The Hugging Face names and tensors of a network; no name occurs twice."""
     states = network.state_dict()
-    names = {published: ours for ours, published in huggingface_names(network, table).items()}
+    names = {published: ours for ours, published in huggingface_names(states, table).items()}
     for published, ours in names.items():
         yield published, states[ours].detach().cpu()

@@ -30,6 +30,9 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "swish": nn.SiLU,
 }
 
+MOST_LAYERS = 1000
+"""Most layers of an encoder, far more than any published encoder has."""
+
 
 @dataclass(frozen=True)
 class BertConfig:
@@ -67,6 +70,8 @@ class BertConfig:
             value = getattr(self, field.name)
             if field.type is int and not 1 <= value < 2**31:
                 raise ValueError(f"{field.name} is {value}: it must be 1 or more, and fit 32 bits")
+            if field.name == "num_hidden_layers" and value > MOST_LAYERS:
+                raise ValueError(f"{field.name} is {value}: it must be {MOST_LAYERS} or less")
             if field.name in ("initializer_range", "layer_norm_eps") and not 0 <= value < math.inf:
                 raise ValueError(f"{field.name} is {value}: it must be 0 or more, and finite")
             if field.name.endswith("_prob") and not 0 <= value < 1:

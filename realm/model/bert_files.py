@@ -1,7 +1,8 @@
 """Reads and writes the files of a BERT, `config.json` and `model.safetensors`, in the format of transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from realm.errors import InputError, RealmError, reason
+from realm.errors import InputError, RealmError, first_line, reason
 from realm.files import read_json, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
 from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors, weight, weight_files
@@ -58,25 +59,41 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     """
     config = read_bert_config(folder, name)
     states = read_weights(folder, name)
-    with SkipInit():
-        network = MaskedBert(config)
-    if "cls.predictions.transform.dense.weight" not in states:
-        nn.init.eye_(network.cls.predictions.transform.dense.weight)
-    own = {key: value for key, value in network.state_dict().items() if key not in TIED}
+    shapes = required_shapes(name, partial(MaskedBert, config))
+    own = {key: value for key, value in shapes.items() if key not in TIED}
     for key, value in own.items():
         if key not in states:
             if key.startswith("bert."):
                 raise InputError(f"{name} does not load as a BERT: the tensor {key} is missing")
         elif states[key].shape != value.shape:
-            shapes = f"{tuple(states[key].shape)}, but config.json requires {tuple(value.shape)}"
-            raise InputError(f"{name} does not load as a BERT: the shape of {key} is {shapes}")
+            both = f"{tuple(states[key].shape)}, but config.json requires {tuple(value.shape)}"
+            raise InputError(f"{name} does not load as a BERT: the shape of {key} is {both}")
     for second, first in TIED.items():
         if second in states and not torch.equal(states.setdefault(first, states[second]), states[second]):
             raise InputError(f"{name} does not load as a BERT: {second} and {first} must be equal")
+    with SkipInit():
+        network = MaskedBert(config)
+    if "cls.predictions.transform.dense.weight" not in states:
+        nn.init.eye_(network.cls.predictions.transform.dense.weight)
     network.load_state_dict(
         {key: weight(name, key, value) for key, value in states.items() if key in own}, strict=False
     )
     return network.eval()
+
+
+def required_shapes(name: str, make: Callable[[], nn.Module]) -> dict[str, Tensor]:
+    """The tensors of the network that `make` returns, with their shapes and without numbers.
+
+    Shapes are compared with those of a checkpoint before memory for a network of the sizes in its `config.json` is allocated.
+
+    Raises:
+        InputError: the sizes are too large for any network.
+    """
+    try:
+        with SkipInit(), torch.device("meta"):
+            return make().state_dict()
+    except RuntimeError as error:
+        raise InputError(f"{name}: no network has the sizes in config.json: {first_line(error)}") from error
 
 
 def read_bert_config(folder: Path, name: str) -> BertConfig:

@@ -454,6 +454,27 @@ def test_a_setting_that_cannot_be_is_one_line_before_a_network_is_made(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["openqa", "scorer", "encoder"])
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("hidden_size", 10**7, r"has the shape \(.*\), but \(.*10000000.*\) by config.json"),
+        ("hidden_size", 2**31 - 16, "no network has the sizes in config.json"),
+        ("intermediate_size", 10**9, "1000000000.* by config.json"),
+        ("max_position_embeddings", 10**9, "1000000000.* by config.json"),
+        ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000: it must be 1000 or less"),
+    ],
+)
+def test_sizes_that_the_tensors_do_not_have_are_refused_before_a_network_is_made(
+    kind: str, key: str, value: int, says: str, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(FIXTURES / kind / "new", tmp_path / "huge")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(RealmError, match=says):
+        converted(folder)
+
+
 def test_checkpoints_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     reader, encoder = FIXTURES / "reader" / "new", FIXTURES / "encoder" / "new"
     with pytest.raises(RealmError, match="is a reader: encoder or openqa was expected"):

@@ -47,7 +47,7 @@ def close(ours: Tensor, theirs: Tensor) -> None:
 def same_gradients(
     network: torch.nn.Module, table: dict[str, str], theirs: dict[str, Tensor], prefix: str = ""
 ) -> None:
-    names = huggingface_names(network, table, prefix)
+    names = huggingface_names(network.state_dict(), table, prefix)
     largest = max(float(v.abs().max()) for k, v in theirs.items() if k.startswith(f"grad/{prefix}"))
     compared = 0
     for name, parameter in network.named_parameters():

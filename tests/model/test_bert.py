@@ -170,6 +170,9 @@ def test_the_second_name_of_the_heads_bias_is_enough_and_second_values_are_refus
         ({"pad_token_id": 50}, "pad_token_id is 50: .* below vocab_size, 50"),
         ({"hidden_dropout_prob": 1.5}, r"hidden_dropout_prob is 1\.5"),
         ({"num_hidden_layers": 3}, r"layer\.2\.attention\S+ is missing"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000: it must be 1000 or less"),
+        ({"hidden_size": 9 * 10**6}, r"is \(50, 12\), but config\.json requires \(50, 9000000\)"),
+        ({"hidden_size": 3 * 2**29}, "no network has the sizes in config.json"),
         ({"vocab_size": 51}, r"word_embeddings\.weight is \(50, 12\), but config\.json requires \(51, 12\)"),
     ],
 )
