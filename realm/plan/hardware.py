@@ -32,6 +32,8 @@ DRAWN = 256
 """Number of sentences that are drawn together."""
 NUMBERS = 10_000_000
 """Number of weights of the measured update; these weights do not fit into the caches of a processor."""
+SLOWEST, FASTEST = 1e-6, 1e15
+"""Limits of all numbers of hardware, between which no time of a plan is infinite."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,9 @@ class Hardware:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
         if self.network_gb_per_s < 0 or self.build_devices < 0:
             raise ValueError("network_gb_per_s and build_devices must be 0 or more")
+        for name, value in vars(self).items():
+            if value and not SLOWEST <= value <= FASTEST:
+                raise ValueError(f"{name} is {value}: it must be from {SLOWEST:g} to {FASTEST:g}")
         if self.devices > 1 and not self.network_gb_per_s:
             raise ValueError(f"{self.devices} devices exchange gradients: network_gb_per_s must be above 0")
         if self.bits not in (16, 32):

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from realm.errors import InputError
 from realm.hub import encoder_folder
 from realm.model.bert import BertConfig
 from realm.model.bert_files import read_bert_config
@@ -66,7 +67,8 @@ class Preset(NamedTuple):
         """Reads a preset, or a file of settings.
 
         Raises:
-            InputError: there is no such preset or file, or the encoder of the preset is not available.
+            InputError: there is no such preset or file, it has no stage with steps, or the encoder of the preset is not
+                available.
         """
         kb, mlm = read_config(KnowledgeBaseConfig, name, "kb"), read_config(MlmConfig, name, "mlm")
         stages: dict[str, RunConfig] = {"mlm": mlm}
@@ -75,14 +77,18 @@ class Preset(NamedTuple):
         }  # fmt: skip
         stages |= {stage: read_config(made, name, stage) for stage, made in classes.items()}
         there = tables_of(name)
-        stages = {stage: config for stage, config in stages.items() if stage in there and config.steps}
+        planned = {stage: config for stage, config in stages.items() if stage in there and config.steps}
+        if not planned:
+            raise InputError(
+                f"{name} has no stage to plan: give a preset, or a file with a table {', '.join(f'[{one}]' for one in stages)}"
+            )
         if mlm.init is not None and is_model(mlm.init):
             model = load_model(mlm.init)
             given = mlm.embedder_start == "given"
             embedder = model.embedder.config if given else mlm.embedder
             copies = mlm.copy_head or model.reader.copy_head is not None
-            return cls(kb, stages, model.reader.config, embedder, copies, mlm.query_tokens)
-        return cls(kb, stages, _encoder(mlm), mlm.embedder, mlm.copy_head, mlm.query_tokens)
+            return cls(kb, planned, model.reader.config, embedder, copies, mlm.query_tokens)
+        return cls(kb, planned, _encoder(mlm), mlm.embedder, mlm.copy_head, mlm.query_tokens)
 
 
 def _encoder(mlm: MlmConfig) -> BertConfig:

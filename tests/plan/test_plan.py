@@ -205,6 +205,14 @@ def test_machines_of_the_package_are_read() -> None:
             "devices is 0: it must be above 0",
         ),
         (
+            "[hardware]\ndevices = 1\nmemory_gb = 1\ntflops = 1e-320\nmemory_gb_per_s = 1",
+            "tflops is 1e-320: it must be from 1e-06 to 1e+15",
+        ),
+        (
+            "[hardware]\ndevices = 1\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1\npython_time = 1e308",
+            "python_time is 1e+308: it must be from 1e-06 to 1e+15",
+        ),
+        (
             "[hardware]\ndevices = 1\nmemory_gb = inf\ntflops = 1\nmemory_gb_per_s = 1",
             "memory_gb is inf: it must be a finite number",
         ),
@@ -226,6 +234,15 @@ def test_bad_hardware_file_is_one_line(text, wrong, tmp_path, capsys) -> None:
     assert main(["plan", "tiny", "--hardware", str(file)]) == 2
     printed = capsys.readouterr()
     assert wrong in printed.err and printed.err.count("\n") == 1 and printed.out == ""
+
+
+@pytest.mark.parametrize("text", ["", "[kb]\npassage_tokens = 64\n", "[mlm]\nsteps = 0\n"])
+def test_a_file_without_stages_has_no_plan(text, tmp_path, capsys) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    assert main(["plan", str(file), "--hardware", "h100"]) == 2
+    printed = capsys.readouterr()
+    assert "settings.toml has no stage to plan" in printed.err and printed.out == ""
 
 
 @pytest.mark.parametrize("flags", [[], ["--measure", "--hardware", "h100"]])
