@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from realm.documents.remote import RemoteFolder, is_remote
-from realm.errors import ConflictError, DamagedError, InputError, writing
+from realm.errors import ConflictError, DamagedError, InputError, RealmError, writing
 from realm.files import sync, write_json
 from realm.folders import only_holder, remove, replace_folder, restore
 from realm.hub import WORKSPACE_PARTS
@@ -96,7 +96,8 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
         InputError: there is no copy at this address, the store cannot be read, or the folder was not made by a pull.
         ConflictError: the folder was changed after it was pulled, another process pulls into it, or the copy was replaced twice
             while it was read.
-        DamagedError: a content at the address differs from its SHA-256, or the list of files is damaged.
+        DamagedError: a content at the address differs from its SHA-256, the list of files is damaged, or the files are not
+            what the list says.
         WriteFailed: the folder cannot be written.
     """
     remote = RemoteFolder(address)
@@ -131,6 +132,7 @@ def pull(address: str, folder: str | Path) -> CopiedJson:
                     f"{remote.address} was replaced while it was read: repeat the command"
                 ) from error
             raise
+        _check_kind(aside, listing["kind"], remote)
         with ExitStack() as stack:
             if before is not None:
                 stack.enter_context(one_version(folder, listing["kind"]))
@@ -278,6 +280,18 @@ def _download(
                     (aside / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(aside / first, aside / path)
     return list(missing)
+
+
+def _check_kind(folder: Path, kind: str, remote: RemoteFolder) -> None:
+    """Raises DamagedError if the files that were copied to a folder are not of this kind."""
+    try:
+        found = kind_of(folder)
+    except RealmError:
+        found = ""
+    if found != kind:
+        raise DamagedError(
+            f"the files at {remote.address} are not a {kind} that this version of realm can read: push the folder again"
+        )
 
 
 def _fetch(remote: RemoteFolder, file: CopiedFile, target: Path, report: Callable[[int], None]) -> None:

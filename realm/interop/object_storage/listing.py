@@ -66,7 +66,7 @@ def checked(value: Any, name: object, way_out: str) -> ListingJson:
     """The value as a list of files, if it is one. `name` and `way_out` are for the message of an error.
 
     Raises:
-        DamagedError: the value is no list of files, or has a path outside the folder.
+        DamagedError: the value is no list of files, or has a path twice or outside the folder.
         InputError: the list has an unknown format.
     """
     try:
@@ -79,6 +79,8 @@ def checked(value: Any, name: object, way_out: str) -> ListingJson:
             raise ValueError(listing["kind"])
         for record in listing["files"]:
             _check(record)
+        if len(files_of(listing["files"])) < len(listing["files"]):
+            raise ValueError("a path occurs twice")
     except RealmError:
         raise
     except (ValueError, KeyError, TypeError) as error:

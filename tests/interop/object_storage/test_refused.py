@@ -97,6 +97,25 @@ def test_a_path_outside_the_folder_is_refused(path: object, tmp_path: Path, stor
     assert not [file for file in tmp_path.rglob("*") if file.is_file()]
 
 
+def test_files_that_are_not_what_the_list_says_become_no_folder(
+    rules_kb: Path, tmp_path: Path, store: Any
+) -> None:
+    push(rules_kb, AT)
+    listing = json.loads(store.cat("/bucket/kb/copy.json"))
+    for changed, says in (
+        ({"files": []}, "the files at memory://bucket/kb are not a knowledge base"),
+        ({"files": listing["files"][:3]}, "the files at memory://bucket/kb are not a knowledge base"),
+        ({"kind": "model"}, "the files at memory://bucket/kb are not a model"),
+        ({"files": [*listing["files"], listing["files"][0]]}, r"copy\.json is damaged"),
+    ):
+        store.pipe_file("/bucket/kb/copy.json", json.dumps(listing | changed).encode())
+        with pytest.raises(DamagedError, match=says):
+            pull(AT, tmp_path / "copy")
+        assert not (tmp_path / "copy").exists()
+    store.pipe_file("/bucket/kb/copy.json", json.dumps(listing).encode())
+    assert pull(AT, tmp_path / "copy")["kind"] == "knowledge base"
+
+
 @pytest.mark.parametrize(
     "content",
     [
