@@ -36,6 +36,11 @@ def what_it_is(folder: Path) -> str:
     return "a knowledge base" if (folder / PASSAGES).is_dir() else ""
 
 
+def is_new(folder: Path) -> bool:
+    """Whether the folder does not exist or is empty, so that a command can make it."""
+    return not folder.exists() or (folder.is_dir() and not any(folder.iterdir()))
+
+
 @contextmanager
 def one_writer(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Holds the lock of a folder during the block, after waiting until no other thread or process holds the lock.

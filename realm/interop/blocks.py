@@ -21,7 +21,7 @@ import pyarrow as pa
 import torch
 
 from realm.errors import InputError
-from realm.folders import what_it_is
+from realm.folders import is_new, what_it_is
 from realm.index.versions import index_folder, publish
 from realm.interop.block_records import BlockRecords, write_records
 from realm.interop.checkpoint import CLASSES, RECORDS, open_checkpoint
@@ -284,7 +284,7 @@ def _save(model: Model, folder: Path) -> None:
     """Saves the model, unless `folder` already contains this model."""
     if is_model(folder) and _are_equal(model, load_model(folder)):
         return
-    if folder.exists():
+    if not is_new(folder):
         raise InputError(f"{folder} exists and is not the model of this conversion: give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     save_model(model, folder)

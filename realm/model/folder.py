@@ -25,7 +25,7 @@ from torch import nn
 from realm.checksums import changed, checksums_of, record_checksums
 from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import write_json
-from realm.folders import copy_into, replace_folder
+from realm.folders import copy_into, is_new, replace_folder
 from realm.model.bert import Bert, BertConfig
 from realm.model.bert_files import SkipInit, bert_config, read_bert_config
 from realm.model.calibration import Calibration
@@ -231,7 +231,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         InputError: `out` exists and is not an empty folder.
         WriteFailed: the files cannot be written.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if not is_new(out):
         raise InputError(f"{out} exists already and is not an empty folder: choose another folder")
     with replacing(out, SafetensorError) as aside:
         aside.mkdir(parents=True)

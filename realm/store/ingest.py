@@ -33,7 +33,7 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.errors import ConflictError, InputError, RealmError
-from realm.folders import LOCK, TABLE_KEY, one_writer, replace_folder, restore
+from realm.folders import LOCK, TABLE_KEY, is_new, one_writer, replace_folder, restore
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
@@ -314,7 +314,7 @@ def check_target(target: Path, replace: bool) -> None:
     Raises:
         InputError: the target is something else.
     """
-    if not target.exists() or (target.is_dir() and not any(target.iterdir())):
+    if is_new(target):
         return
     if newest_version(target / TABLE) is None:
         raise InputError(f"{target} exists already and is not a knowledge base: choose another folder")

@@ -309,6 +309,18 @@ def test_a_changed_checkpoint_is_not_taken_for_the_one_that_was_converted(tmp_pa
         convert_checkpoint(str(source), out)
 
 
+def test_an_empty_folder_becomes_the_model_and_another_folder_stays(tmp_path: Path) -> None:
+    source, out = str(FIXTURES / "embedder" / "new"), tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("Mine.")
+    with pytest.raises(RealmError, match="out exists and is not the model of this conversion"):
+        convert_checkpoint(source, out)
+    assert [file.name for file in out.iterdir()] == ["mine.txt"]
+    (out / "mine.txt").unlink()
+    convert_checkpoint(source, out)
+    assert load_model(out).stages[-1]["name"] == source
+
+
 def test_a_model_and_a_knowledge_base_are_not_made_inside_a_model(tmp_path: Path) -> None:
     source = str(FIXTURES / "openqa" / "new")
     convert_checkpoint(source, tmp_path / "nq", model_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from realm.errors import ConflictError, InputError
 from realm.files import read_json
-from realm.folders import one_writer
+from realm.folders import is_new, one_writer
 from realm.hub import WORKSPACE_PARTS
 from realm.interop.object_storage.listing import KB_KIND, PULLED, ListingJson, checked, files_of
 from realm.model.manifest import MANIFEST, checked_manifest
@@ -106,7 +106,7 @@ def pulled_version(folder: Path, kind: str) -> ListingJson | None:
         ConflictError: the folder was changed.
         DamagedError: `pulled.json` is damaged.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if is_new(folder):
         return None
     if not (folder / PULLED).is_file():
         raise InputError(f"{folder} exists, and was not made by `realm pull`: give another folder")
