@@ -263,9 +263,13 @@ def _to_hub(args: argparse.Namespace, out: Path) -> MadeFolderJson:
         raise InputError(
             "a model card needs the licence of the weights and the training text: give --licence and --data"
         )
-    numbers = numbers_of(args.numbers or [])
+    numbers, source = numbers_of(args.numbers or []), model_path(args.source)
+    if source.resolve() in out.resolve().parents:
+        raise InputError(
+            f"{out} is inside {source}, so it would be a part of its own copy: give another folder"
+        )
     with new_folder(out) as aside:
-        write_hub(model_path(args.source), aside, out.name, args.licence, args.data, numbers)
+        write_hub(source, aside, out.name, args.licence, args.data, numbers)
     return {"out": args.out}
 
 

@@ -129,6 +129,15 @@ def test_a_card_has_the_share_that_the_knowledge_base_of_a_stage_held_out() -> N
     assert line.endswith("  # KB: 0123, held_out=0.1, passage_tokens=112, TEXT: 89ab") and "--set" not in line
 
 
+def test_a_hub_folder_inside_its_model_is_refused(tmp_path: Path, capsys) -> None:
+    save_model(model_of("mean", "unit"), tmp_path / "model")
+    before = sorted(tmp_path.rglob("*"))
+    words = ["convert", str(tmp_path / "model"), str(tmp_path / "model" / "hub"), "--to", "hub"]
+    assert cli.main([*words, "--licence", "mit", "--data", "x"]) == 2
+    assert "hub is inside " in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_a_damaged_model_does_not_become_a_hub_folder(tmp_path: Path, capsys) -> None:
     save_model(model_of("cls", "layer"), tmp_path / "model")
     weights = bytearray((tmp_path / "model" / "embedder.safetensors").read_bytes())
