@@ -308,10 +308,15 @@ def _are_equal(one: Model, other: Model) -> bool:
 
 
 def _publish(kb: KnowledgeBase, model: Model, path: str, vector_ND: torch.Tensor, bits: int) -> int:
-    """Publishes the vectors of the checkpoint as a version of the model's index -> the number of the version."""
+    """Publishes the vectors of the checkpoint as a version of the model's index -> the number of the version.
+
+    If the newest version already has these vectors, no version is published.
+    """
     folder = index_folder(kb, model)
-    version, there = vectors.newest(folder), vectors.info_of(folder)
-    if version is not None and there is not None and there.bits == bits:
-        return version
+    found = vectors.mapped(folder, kb.keys_N)
+    if found is not None and found.info.bits == bits:
+        there_ND = torch.from_numpy(found.array)
+        if torch.equal(there_ND, vector_ND.to(there_ND.dtype)):
+            return found.version
     folder.mkdir(parents=True, exist_ok=True)
     return publish(kb, model, path, folder, vector_ND.numpy(), bits)

@@ -309,6 +309,35 @@ def test_a_changed_checkpoint_is_not_taken_for_the_one_that_was_converted(tmp_pa
         convert_checkpoint(str(source), out)
 
 
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_repeated_conversion_publishes_vectors_only_if_they_changed(bits: int, tmp_path: Path) -> None:
+    source, out = broken(tmp_path, "openqa"), tmp_path / "nq"
+    tensors = torch.load(source / "pytorch_model.bin", weights_only=True)
+    versions = [convert_checkpoint(str(source), out, bits=bits)["version"] for _ in range(2)]
+    torch.save(tensors | {"block_emb": tensors["block_emb"] + 1}, source / "pytorch_model.bin")
+    versions += [convert_checkpoint(str(source), out, bits=bits)["version"] for _ in range(2)]
+    assert versions == [1, 1, 2, 2]
+    kb = KnowledgeBase.open(out / "kb")
+    found = vectors.read(vectors.folders(out / "kb")[0], kb.keys_N)
+    assert np.allclose(found.array, tensors["block_emb"] + 1, atol=0.01)
+
+
+def test_a_conversion_continues_when_its_damaged_texts_or_vectors_are_corrected(tmp_path: Path) -> None:
+    source, out = broken(tmp_path, "openqa"), tmp_path / "nq"
+    records, weights_file = source / "block_records.npy", source / "pytorch_model.bin"
+    whole, tensors = records.read_bytes(), torch.load(weights_file, weights_only=True)
+    records.write_bytes(whole[: len(whole) * 3 // 4])
+    with pytest.raises(RealmError, match=r"block_records\.npy is not a pickle of texts"):
+        convert_checkpoint(str(source), out)
+    records.write_bytes(whole)
+    torch.save(tensors | {"block_emb": tensors["block_emb"] * math.nan}, weights_file)
+    with pytest.raises(RealmError, match="vector 0 has a NaN"):
+        convert_checkpoint(str(source), out)
+    torch.save(tensors, weights_file)
+    assert convert_checkpoint(str(source), out)["version"] == 1
+    assert KnowledgeBase.open(out / "kb").texts() == block_texts()
+
+
 def test_an_empty_folder_becomes_the_model_and_another_folder_stays(tmp_path: Path) -> None:
     source, out = str(FIXTURES / "embedder" / "new"), tmp_path / "out"
     out.mkdir()
