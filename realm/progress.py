@@ -159,10 +159,10 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things.
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number of things; `plural` is the plural of the noun if it is not the noun and "s".
 
-    >>> counted(1, "step"), counted(2500, "step")
-    ('1 step', '2,500 steps')
+    >>> counted(1, "step"), counted(2500, "step"), counted(2, "query", "queries")
+    ('1 step', '2,500 steps', '2 queries')
     """
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

@@ -21,6 +21,7 @@ from realm.cli.arguments import (
 )
 from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
+from realm.progress import counted
 
 if TYPE_CHECKING:
     from realm.qa.question_files import Question
@@ -205,7 +206,7 @@ def _retrieve(args: argparse.Namespace) -> None:
     question_sets.retrieve_to_file(
         args.kb, args.model, questions, args.top_k, args.method, args.where, out=out, config=config
     )
-    say_where(args, f"the passages for {len(questions):,} questions are", out)
+    say_where(args, f"the passages for {counted(len(questions), 'question')} are", out)
 
 
 def _answer(args: argparse.Namespace) -> None:

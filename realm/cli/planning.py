@@ -66,7 +66,8 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     hardware, corpus = plan["hardware"], plan["corpus"]
     yield (
         f"{counted(hardware['devices'], 'device')} of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
-        f"{hardware['memory_gb_per_s']:.4g} GB/s each; {corpus['passages']:,} passages"
+        f"{hardware['memory_gb_per_s']:.4g} GB/s each; "
+        f"{counted(corpus['passages'], 'passage')}"
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"
     yield (

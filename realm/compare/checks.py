@@ -11,6 +11,7 @@ from realm.compare.plan import Plan
 from realm.compare.results import TableJson, measured_facts, outcomes
 from realm.errors import InputError
 from realm.files import read_json
+from realm.progress import counted
 from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
 
@@ -113,7 +114,8 @@ def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]
         for right, wrong in ((one, other), (other, one)):
             places = np.flatnonzero(outcome[right] & ~outcome[wrong])
             shown.append(
-                f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for {len(places)} questions"
+                f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for "
+                f"{counted(len(places), 'question')}"
             )
             for place in places[:most]:
                 shown.append(

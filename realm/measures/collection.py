@@ -72,7 +72,7 @@ def read_collection(folder: str | Path, split: str = "test") -> Collection:
 
 def _queries(file: Path) -> list[Query]:
     queries = []
-    for where, value in json_lines(file):
+    for where, value in json_lines(file, "file of queries"):
         if not isinstance(value, dict) or not all(isinstance(value.get(key), str) for key in ("_id", "text")):
             raise InputError(f'{where}: the line is {shown(value)}, and must be {{"_id": ..., "text": ...}}')
         queries.append(Query(value["_id"], value["text"]))

@@ -11,6 +11,7 @@ import numpy as np
 from realm.measures.collection import Collection
 from realm.measures.ranking import RankingReport
 from realm.model.calibration import Method
+from realm.progress import counted
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
@@ -148,7 +149,7 @@ def _mean_difference(a_N: np.ndarray, b_N: np.ndarray) -> MeanDifference:
 
 def lines(compared: ComparedJson | ComparedRankingsJson, a: str, b: str) -> list[str]:
     """The comparison as lines for a terminal; `a` and `b` are the names of the two models."""
-    shown = [f"a = {a}, b = {b}; {compared['n']:,} questions; scores in percent"]
+    shown = [f"a = {a}, b = {b}; {counted(compared['n'], 'question')}; scores in percent"]
     differences: Mapping[str, MeanDifference | PairedDifference] = compared["difference"]
     for name, test in differences.items():
         shown.append(

@@ -14,7 +14,7 @@ import numpy as np
 from realm.errors import InputError
 from realm.measures.collection import Collection, Query
 from realm.measures.runs import Run
-from realm.progress import progress
+from realm.progress import counted, progress
 from realm.qa.question_sets import Search
 from realm.qa.scoring.significance import bootstrap_interval, percent
 from realm.store.knowledge_base import KnowledgeBase
@@ -100,16 +100,16 @@ class RankingReport(NamedTuple):
     def lines(self) -> list[str]:
         """The summary as lines for a terminal."""
         found = self.as_dict()
-        lines = [f"{found['n']:,} queries of the split {found['split']}"]
+        lines = [f"{counted(found['n'], 'query', 'queries')} of the split {found['split']}"]
         for name, one in found["measures"].items():
             low, high = one["ci95"]
             lines.append(f"{name:<12}{one['mean']:6.2f} % (95 % interval {low:.2f} to {high:.2f})")
         if self.unknown_relevant:
             lines.append(
-                f"{self.unknown_relevant:,} relevant documents are not in the knowledge base, and count as not found"
+                f"relevant documents that are not in the knowledge base, and count as not found: {self.unknown_relevant:,}"
             )
         if self.unranked:
-            lines.append(f"{self.unranked:,} queries have no ranked document, and count as 0 %")
+            lines.append(f"queries that have no ranked document, and count as 0 %: {self.unranked:,}")
         return lines
 
 

@@ -56,7 +56,7 @@ def read_predictions(path: str | Path) -> list[Prediction]:
         InputError: the file or a line cannot be used, or an id occurs twice.
     """
     found: dict[str, Prediction] = {}
-    for where, record in json_lines(path):
+    for where, record in json_lines(path, "predictions file"):
         if not isinstance(record, dict) or "id" not in record or "answer" not in record:
             raise InputError(
                 f"{where}: {shown(record)} is not a prediction: write an object with id and answer"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from realm.documents.formats.compressed import opened, uncompressed
 from realm.errors import InputError, shortened, shown
+from realm.progress import counted
 
 MAX_QUESTION_CHARACTERS = 2000
 
@@ -72,7 +73,7 @@ def read_questions(
         InputError: the file cannot be used; the message has the file, the line and the problem.
     """
     path = Path(path)
-    text = _read_text(path)
+    text = _read_text(path, "question file")
     records = list(_json_records(path, text) if _is_json(path, text) else _table_records(path, text, regex))
     if regex is None and need_answers:
         regex = _are_patterns(path, records)
@@ -98,27 +99,29 @@ def digest_of(*sets: Sequence[Question]) -> str:
     return hashlib.sha256(repr(sets).encode()).hexdigest()[:16]
 
 
-def json_lines(path: str | Path) -> Iterator[tuple[str, Any]]:
+def json_lines(path: str | Path, kind: str) -> Iterator[tuple[str, Any]]:
     """The values of a JSON Lines file, or of one JSON array, each with its place for error messages.
+
+    `kind` is the kind of file, such as "question file", for error messages.
 
     Raises:
         InputError: the file cannot be read, or a line is not JSON.
     """
-    return _json_records(Path(path), _read_text(Path(path)))
+    return _json_records(Path(path), _read_text(Path(path), kind))
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, kind: str) -> str:
     try:
         with opened(path) as file:
             data = file.read()
     except FileNotFoundError:
-        raise InputError(f"there is no question file {path}") from None
+        raise InputError(f"there is no {kind} {path}") from None
     except IsADirectoryError:
-        raise InputError(f"{path} is a folder: give the path of a question file") from None
+        raise InputError(f"{path} is a folder: give the path of a {kind}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if b"\0" in data:
-        raise InputError(f"{path} is binary or UTF-16: questions must be UTF-8 text")
+        raise InputError(f"{path} is binary or UTF-16: a {kind} must be UTF-8 text")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -182,7 +185,8 @@ def _squad_records(path: Path, text: str) -> Iterator[tuple[str, Any]]:
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise InputError(f"{path} is neither JSON Lines nor SQuAD's nested JSON: {problem}") from None
     if unanswerable:
-        print(f"realm: {path}: {unanswerable} questions without an answer are left out", file=sys.stderr)
+        left_out = counted(unanswerable, "question")
+        print(f"realm: left out of {path}: {left_out} without an answer", file=sys.stderr)
     yield from ((f"{path} question {record['id']!r}", record) for record in records)
 
 

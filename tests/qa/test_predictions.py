@@ -67,6 +67,11 @@ def test_predictions_survive_a_file(tmp_path: Path) -> None:
     assert read_predictions(tmp_path / "p.jsonl") == made
 
 
+def test_a_missing_predictions_file_is_not_called_a_question_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no predictions file .*p\.jsonl"):
+        read_predictions(tmp_path / "p.jsonl")
+
+
 @pytest.mark.parametrize(
     ("lines", "problem"),
     [

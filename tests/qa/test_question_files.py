@@ -104,7 +104,7 @@ def test_squads_nested_json_is_read_with_titles_and_without_what_has_no_answer(
 ) -> None:
     file = written(tmp_path, json.dumps(squad(), indent=1), "dev.json")
     assert read_questions(file) == [Question("5a", "who?", ("Ann",), gold_titles=("Ann of Cleves",))]
-    assert "1 questions without an answer" in capsys.readouterr().err
+    assert f"left out of {file}: 1 question without an answer" in capsys.readouterr().err
     with pytest.raises(InputError, match="it has no 'qas'"):
         read_questions(written(tmp_path, json.dumps(squad(paragraphs=[{}]))))
 

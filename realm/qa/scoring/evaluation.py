@@ -10,6 +10,7 @@ from typing import NamedTuple, NotRequired, TypedDict
 import numpy as np
 
 from realm.errors import InputError
+from realm.progress import counted
 from realm.qa.question_files import Question
 from realm.qa.scoring.calibration import Confidence, ConfidenceJson
 from realm.qa.scoring.metrics import (
@@ -114,7 +115,7 @@ class Report(NamedTuple):
         recall = ", ".join(
             f"{share:g}% for k={k}" for k, share in summary["recall"].items() if share is not None
         )
-        lines = [f"{summary['n']:,} questions"]
+        lines = [counted(summary["n"], "question")]
         if summary["em"] is not None and summary["em_ci95"] is not None:
             low, high = summary["em_ci95"]
             lines.append(
