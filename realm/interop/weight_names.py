@@ -28,7 +28,7 @@ from realm.model.embedder import Embedder, EmbedderConfig, Tower, new_tower
 from realm.model.folder import Model
 from realm.model.masked_reader import MaskedReader
 from realm.model.span_reader import SpanConfig, SpanReader
-from realm.model.tensor_files import weight
+from realm.model.tensor_files import floats, weight
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 
@@ -256,14 +256,13 @@ def _filled(
         strict=False,
     )
     used.update(names.values())
-    for left, right in TIED.items():  # a tensor with equal values under the second name counts as used
-        twin = checkpoint.tensors.get(prefix + left)
-        if (
-            table is MASKED_READER
-            and twin is not None
-            and torch.equal(twin, checkpoint.tensors[prefix + right])
+    for names_of_one in TIED.items() if table is MASKED_READER else ():
+        second, first = (prefix + key for key in names_of_one)
+        # A tensor with equal values under the second name counts as used.
+        if second in checkpoint.tensors and torch.equal(
+            *(floats(checkpoint.name, key, checkpoint.tensors[key]) for key in (first, second))
         ):
-            used.add(prefix + left)
+            used.add(second)
     return network
 
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from realm.errors import InputError, RealmError, first_line, reason
 from realm.files import read_json, write_json
 from realm.model.bert import Bert, BertConfig, MaskedBert
-from realm.model.tensor_files import WEIGHTS, load_tensors, save_tensors, weight, weight_files
+from realm.model.tensor_files import WEIGHTS, floats, load_tensors, save_tensors, weight, weight_files
 from realm.settings import config_from
 
 TIED = {
@@ -60,6 +60,11 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
     config = read_bert_config(folder, name)
     states = read_weights(folder, name)
     shapes = required_shapes(name, partial(MaskedBert, config))
+    for second, first in TIED.items():
+        if second in states:
+            states.setdefault(first, states[second])
+            if not torch.equal(*(floats(name, key, states[key]) for key in (first, second))):
+                raise InputError(f"{name} does not load as a BERT: {second} and {first} must be equal")
     own = {key: value for key, value in shapes.items() if key not in TIED}
     for key, value in own.items():
         if key not in states:
@@ -68,9 +73,6 @@ def load_bert(folder: Path, name: str) -> MaskedBert:
         elif states[key].shape != value.shape:
             both = f"{tuple(states[key].shape)}, but config.json requires {tuple(value.shape)}"
             raise InputError(f"{name} does not load as a BERT: the shape of {key} is {both}")
-    for second, first in TIED.items():
-        if second in states and not torch.equal(states.setdefault(first, states[second]), states[second]):
-            raise InputError(f"{name} does not load as a BERT: {second} and {first} must be equal")
     with SkipInit():
         network = MaskedBert(config)
     if "cls.predictions.transform.dense.weight" not in states:

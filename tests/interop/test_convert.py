@@ -427,7 +427,9 @@ def test_missing_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
         converted(broken(tmp_path / "b", "embedder", **{"cls.dense.bias": torch.zeros(3)}))
 
 
-@pytest.mark.parametrize("key", ["embedder.cls.dense.weight", "block_emb"])
+@pytest.mark.parametrize(
+    "key", ["embedder.cls.dense.weight", "reader.cls.predictions.decoder.weight", "block_emb"]
+)
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

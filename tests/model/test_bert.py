@@ -152,6 +152,13 @@ def test_the_second_name_of_the_heads_bias_is_enough_and_second_values_are_refus
     save_file(states | {"cls.predictions.decoder.weight": torch.ones(50, 12)}, tmp_path / "model.safetensors")
     with pytest.raises(RealmError, match=r"cls\.predictions\.decoder\.weight and \S+ must be equal"):
         load_bert(tmp_path, "it")
+    for wrong, says in (
+        (torch.zeros(50).to(torch.float8_e4m3fn), "float8_e4m3fn"),
+        (torch.zeros(49), r"\(49,\)"),
+    ):
+        save_file(states | {"cls.predictions.decoder.bias": wrong}, tmp_path / "model.safetensors")
+        with pytest.raises(RealmError, match=f"bias is {says}"):
+            load_bert(tmp_path, "it")
 
 
 @pytest.mark.parametrize(
