@@ -153,7 +153,7 @@ def import_blocks(
     if newest_version(target / TABLE) is not None:
         kb = KnowledgeBase.open(target)
         if kb.config == config and len(kb) == len(records):
-            if any(one != other for one, other in zip(kb.keys_N.tolist(), _keys(records), strict=True)):
+            if any(int(one) != other for one, other in zip(kb.keys_N, _keys(records), strict=True)):
                 raise InputError(f"{target} has other texts than {records.path}: give another folder")
             return kb
     check_target(target, replace=False)
@@ -315,8 +315,8 @@ def _publish(kb: KnowledgeBase, model: Model, path: str, vector_ND: torch.Tensor
     folder = index_folder(kb, model)
     found = vectors.mapped(folder, kb.keys_N)
     if found is not None and found.info.bits == bits:
-        there_ND = torch.from_numpy(found.array)
-        if torch.equal(there_ND, vector_ND.to(there_ND.dtype)):
+        parts = (value.split(BLOCKS_AT_ONCE) for value in (torch.from_numpy(found.array), vector_ND))
+        if all(torch.equal(there, one.to(there.dtype)) for there, one in zip(*parts, strict=True)):
             return found.version
     folder.mkdir(parents=True, exist_ok=True)
     return publish(kb, model, path, folder, vector_ND.numpy(), bits)
