@@ -63,6 +63,9 @@ DEFAULTS: dict[str, Any] = ENCODER_SETTINGS | {
 }
 """Defaults of the configuration class in transformers, for settings that are missing in config.json."""
 
+MOST = {"retriever_proj_size": 2**16}
+"""Limits of settings by which a network is made even if the checkpoint has no tensor of this size."""
+
 
 class Checkpoint(NamedTuple):
     """A checkpoint; its tensors are views of the files."""
@@ -146,10 +149,9 @@ def _checked(config: dict[str, Any], file: Path) -> dict[str, Any]:
         value = config[key]
         match default:
             case int():
-                right, wanted = (
-                    type(value) is int and 1 <= value < 2**31,
-                    "a whole number of 1 or more, in 32 bits",
-                )
+                most = MOST.get(key, 2**31 - 1)
+                right = type(value) is int and 1 <= value <= most
+                wanted = f"a whole number of 1 or more, and at most {most}"
             case float():
                 right, wanted = type(value) in (int, float) and 0 <= value < math.inf, "a number of 0 or more"
             case _:

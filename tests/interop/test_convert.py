@@ -505,6 +505,7 @@ def test_a_setting_that_cannot_be_is_one_line_before_a_network_is_made(
         ("hidden_size", 2**31 - 16, "no network has the sizes in config.json"),
         ("intermediate_size", 10**9, "1000000000.* by config.json"),
         ("max_position_embeddings", 10**9, "1000000000.* by config.json"),
+        ("retriever_proj_size", 10**9, "retriever_proj_size is 1000000000: it must be .* at most 65536"),
         ("num_hidden_layers", 10**6, "num_hidden_layers is 1000000: it must be 1000 or less"),
     ],
 )
