@@ -1,6 +1,5 @@
 """Settings of `realm serve`."""
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,8 +65,8 @@ class ServeConfig(AnswerConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, batch=1, queue=1)
-        if not 0 < self.seconds < math.inf:
-            raise ValueError(f"seconds is {self.seconds}: it must be above 0 and finite")
+        if self.seconds <= 0:
+            raise ValueError(f"seconds is {self.seconds}: it must be above 0")
         if self.read > MOST_READ:
             raise ValueError(f"read is {self.read}: it must be at most {MOST_READ}")
 
