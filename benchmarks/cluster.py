@@ -252,12 +252,11 @@ def ray_searches(machines: int, amount: int, folder: Path) -> float:
 
     from realm.search.ray_index import RayIndex
 
-    os.sched_setaffinity(
-        0, sorted(os.sched_getaffinity(0))[:machines]
-    )  # an actor uses all cores that it sees
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    for _ in range(machines - 1):
-        cluster.add_node(num_cpus=1)
+    cores, cluster = sorted(os.sched_getaffinity(0)), Cluster()
+    for number in range(machines):
+        os.sched_setaffinity(0, [cores[number % len(cores)]])  # all processes of the machine have this core
+        cluster.add_node(num_cpus=1, include_dashboard=False)
+    os.sched_setaffinity(0, cores)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
     file = Path(tempfile.mkdtemp(dir=folder)) / "vectors.npy"

@@ -45,9 +45,11 @@ class RayIndex(SearchOnly):
         self._bounds = np.arange(len(nodes) + 1) * count // len(nodes)
         actor_class = ray.remote(_Part)
         self._parts = [
-            # The cores of a machine are also used by other work, so an actor reserves none.
+            # The cores of a machine are also used by other work, so an actor reserves none. It reserves a byte, because Ray
+            # chooses a machine at random for an actor that reserves nothing, unless the affinity is hard.
             actor_class.options(
                 num_cpus=0,
+                memory=1,
                 max_restarts=-1,
                 max_task_retries=-1,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True),

@@ -53,9 +53,16 @@ def places(index: RayIndex) -> list[tuple[str, int]]:
     return ray.get([part.__ray_call__.remote(place) for part in index._parts])
 
 
+def test_each_machine_has_one_part_of_each_index(divided, tmp_path) -> None:
+    machines = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    for _ in range(4):
+        index = RayIndex(tmp_path / "vectors.npy", COUNT)
+        assert [node for node, _ in places(index)] == machines
+
+
 def test_hits_and_vectors_are_those_of_one_index(divided) -> None:
     whole, index = divided
-    assert len(index) == COUNT and len({node for node, _ in places(index)}) == 2
+    assert len(index) == COUNT
     index.prepare()
     for k in (1, 5, 700, 2000):
         assert_same(index.search(queries(3), k), whole.search(queries(3), k))
