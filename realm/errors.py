@@ -59,10 +59,8 @@ def reason(error: BaseException) -> str:
         inner = inner.__cause__ or inner.__context__
     if isinstance(inner, OSError) and inner.strerror:
         return inner.strerror
-    if isinstance(error, shutil.Error) and (
-        number := error_number(error)
-    ):  # a list of all files that were not copied
-        return os.strerror(number)
+    if isinstance(error, shutil.Error) and (number := error_number(error)):
+        return os.strerror(number)  # the text would be a list of all files that were not copied
     # In errors of Lance and safetensors, the message is a part of the text. Lance adds lines with positions in Rust sources.
     return re.split(r", /\S+\.rs:\d+|\n", str(error))[0]
 
@@ -93,6 +91,17 @@ def without_passwords(text: str) -> str:
 def shown(value: Any) -> str:
     """The value's `repr`, without passwords in addresses, cut to 60 characters."""
     return shortened(without_passwords(repr(value)), 60)
+
+
+def check_encodable(text: str, what: str = "") -> None:
+    """Raises InputError if a text has one half of a surrogate pair, which JSON can hold and UTF-8 cannot.
+
+    The message begins with `what`.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{what}{shown(text)} has one half of a surrogate pair") from None
 
 
 def error_number(error: BaseException) -> int | None:

@@ -83,7 +83,8 @@ class Parser(argparse.ArgumentParser):
     def _check_written(self, found: argparse.Namespace, name: str) -> None:
         """Refuses a file that cannot be written, that the command reads, or that is a part of a model or a knowledge base.
 
-        This is checked before the command has worked for hours."""
+        This is checked before the command has worked for hours.
+        """
         value, flag = getattr(found, name), f"--{name.replace('_', '-')}"
         if value is None or "://" in value:
             return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.documents.formats.compressed import opened, uncompressed
-from realm.errors import InputError, shortened, shown
+from realm.errors import InputError, check_encodable, shortened, shown
 from realm.progress import counted
 
 MAX_QUESTION_CHARACTERS = 2000
@@ -354,10 +354,7 @@ def _is_curated_trec(record: Any) -> bool:
 def _text(value: Any, name: str, where: str) -> str:
     if not isinstance(value, str):
         raise InputError(f"{where}: {name} is {shown(value)}, and must be a text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # JSON can hold half of a surrogate pair, which cannot be encoded
-        raise InputError(f"{where}: {name} {shown(value)} has one half of a surrogate pair") from None
+    check_encodable(value, f"{where}: {name} ")
     return value
 
 

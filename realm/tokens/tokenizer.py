@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from realm.errors import DamagedError, InputError, RealmError, first_line, shown
+from realm.errors import DamagedError, InputError, RealmError, check_encodable, first_line
 from realm.files import read_json
 from realm.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """BERT's special wordpieces; a vocabulary from `Tokenizer.train` begins with these wordpieces."""
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class Encoding(NamedTuple):
@@ -188,8 +186,8 @@ class Tokenizer:
             return [e.ids for e in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:
             for text in texts:
-                if isinstance(text, str) and _SURROGATE.search(text):
-                    raise InputError(f"{shown(text)} has one half of a surrogate pair") from None
+                if isinstance(text, str):
+                    check_encodable(text)
             raise
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoding]:
