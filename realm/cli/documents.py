@@ -243,14 +243,13 @@ def _export(args: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def _written(out: str) -> Iterator[Path]:
     """A context with the path of a file to be written, which is copied to object storage if `out` is an address."""
+    from realm.documents.lance_datasets import EXTENSION, uploaded_dataset
     from realm.documents.remote import uploaded
     from realm.store.export import check_format
 
     if "://" in out:
-        with uploaded(out) as path:
+        with (uploaded_dataset if out.lower().endswith(EXTENSION) else uploaded)(out) as path:
             check_format(path)
-            if path.suffix.lower() == ".lance":
-                raise InputError(f"{path.name}: a Lance dataset is a folder, so write it to this machine")
             yield path
     else:
         check_format(Path(out))

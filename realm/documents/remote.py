@@ -117,16 +117,24 @@ def addresses_of(source: str) -> list[str]:
 
 
 @contextmanager
-def copied(address: str) -> Iterator[Path]:
-    """A context with a copy of a file in a temporary folder, under the same name.
+def copied(address: str, is_folder: bool = False) -> Iterator[Path]:
+    """A context with a copy of a file, or of all files of a folder, in a temporary folder, under the same name.
 
     Raises:
-        InputError: the file cannot be read, or is too large for the temporary folder.
+        InputError: a file cannot be read, or is too large for the temporary folder.
         WriteFailed: the copy cannot be written.
     """
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         path = folder / name_of(address)
-        _attempts(address, "read", partial(_copy, address, path, "set TMPDIR to a folder with more room"))
+        for one in addresses_of(address) if is_folder else [address]:
+            file = path / one.removeprefix(f"{address}/") if is_folder else path
+            # Object storage allows ".." and a leading slash in names.
+            if not Path(os.path.abspath(file)).is_relative_to(path):
+                raise InputError(f"{one}: a file of this name cannot be copied")
+            with writing(file.parent):
+                file.parent.mkdir(parents=True, exist_ok=True)
+            way_out = f"in {folder.parent}: set TMPDIR to a folder with more room"
+            _attempts(one, "read", partial(_copy, one, file, way_out))
         yield path
 
 
@@ -143,14 +151,14 @@ def uploaded(address: str) -> Iterator[Path]:
         raise InputError(f"{shown} cannot be written: give the address of a file at {known}")
     with _reaching(address, "written"):
         system, inside = _opened_system(address)
-    with _temporary_folder() as folder:
+    with temporary_folder() as folder:
         path = folder / name_of(address)
         yield path
         _attempts(address, "written", partial(system.put_file, str(path), inside))
 
 
 @contextmanager
-def _temporary_folder() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """A context with a temporary folder, which is locked. Unlocked folders, which killed processes have left, are removed.
 
     The names of the folders contain the name of the machine, because a lock of a folder is not seen by other machines.
@@ -251,7 +259,9 @@ class RemoteFolder:
             WriteFailed: the local file cannot be written.
         """
         address = f"{self.address}/{name}"
-        _attempts(address, "read", partial(_copy, address, file, "remove files", report))
+        _attempts(
+            address, "read", partial(_copy, address, file, f"in {file.parent.parent}: remove files", report)
+        )
 
     def remove(self, names: Iterable[str]) -> None:
         """Removes files, if they exist."""
@@ -284,15 +294,14 @@ def _attempts(address: str, done: str, copy: Callable[[], T]) -> T:
 
 
 def _copy(address: str, path: Path, way_out: str, report: Callable[[int], object] = lambda _: None) -> None:
-    """Copies a file. `way_out` ends the message that the disk is too small."""
+    """Copies a file. `way_out` ends the message that there is too little free space."""
     system, inside = _opened_system(address)
     most = int(MOST_OF_DISK * shutil.disk_usage(path.parent).free)
 
     def check(size: int) -> None:
         if size > most:
             raise InputError(
-                f"{public_address(address)} has over {most:,} bytes, too many for the free space in {path.parent.parent}: "
-                f"{way_out}"
+                f"{public_address(address)} has over {most:,} bytes, too many for the free space {way_out}"
             )
 
     with system.open(inside, "rb") as remote:

@@ -17,6 +17,7 @@ from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadabl
 from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
+from realm.documents.lance_datasets import EXTENSION, VERSIONS, is_dataset, stat_of, with_datasets
 from realm.documents.remote import SCHEMES, addresses_of, is_remote, name_of, public_address
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
@@ -30,18 +31,18 @@ def count_kinds(files: Iterable[Unreadable]) -> str:
     return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
-_DATASET, _VERSIONS = ".lance", "_versions"
-"""Extension of a Lance dataset, which is a folder, and the folder in it that gets a file with each change."""
 SourceFile = tuple[Reader | None, Path] | Unreadable
 """The reader and the path of a file or a Lance dataset, or the reason why it is left out. If the reader is None,
 `child_process` reads the file in a child process."""
 
 
 class RemoteFile(NamedTuple):
-    """A file that is copied before the reader reads it; if the reader is None, `child_process` reads the copy."""
+    """A file or a Lance dataset that is copied before the reader reads it; if the reader is None, `child_process` reads the
+    copy."""
 
     reader: Reader | None
     address: str
+    is_dataset: bool = False
 
 
 class State(NamedTuple):
@@ -49,21 +50,6 @@ class State(NamedTuple):
 
     size: int
     time: int
-
-
-def is_dataset(path: Path) -> bool:
-    """Whether a folder is a Lance dataset, which is read as a file is. A damaged dataset may have only one of its folders."""
-    parts = (path / _VERSIONS, path / "_transactions")
-    return path.suffix.lower() == _DATASET and any(part.is_dir() for part in parts)
-
-
-def stat_of(path: Path) -> os.stat_result:
-    """The size and the times of a file; of a Lance dataset, those of the folder that changes with each version.
-
-    Raises:
-        OSError: the file cannot be found.
-    """
-    return (path / _VERSIONS if is_dataset(path) else path).stat()
 
 
 def state_of(path: Path) -> State | None:
@@ -93,7 +79,7 @@ def _is_read(path: Path) -> bool:
     plain = uncompressed(path)
     if _DUMP_INDEX.search(plain.name):
         return False
-    if _format(path) == _DATASET:
+    if _format(path) == EXTENSION:
         return is_dataset(path)
     return bool(wikiextractor.NAME.fullmatch(plain.name)) or _format(plain) in (
         _FORMATS if plain == path else _TEXT_FORMATS
@@ -104,8 +90,8 @@ def _why_not_read(path: Path, where: str) -> str:
     """Why there is no reader for a file with this name; `where` is its path or address."""
     if _DUMP_INDEX.search(path.name):
         return f"{where} lists the places of pages in a dump, and contains no text"
-    if _format(path) == _DATASET:
-        return f"{where} is not a Lance dataset, which is a folder with a folder {_VERSIONS}"
+    if _format(path) == EXTENSION:
+        return f"{where} is not a Lance dataset, which is a folder with a folder {VERSIONS}"
     return f"{where}: {_kind(path) or 'a file without an extension'} cannot be read, only {_READ}"
 
 
@@ -154,7 +140,7 @@ def files_of(source: str, but: Collection[Path] = ()) -> list[SourceFile]:
             known = ", ".join(f"{one}://" for one in SCHEMES)
             raise InputError(f"{source}: {scheme}:// is no kind of address that is read: use {known}")
         raise InputError(f"{source}: no such file or folder")
-    if _DUMP_INDEX.search(path.name) or (path.suffix.lower() == _DATASET and not is_dataset(path)):
+    if _DUMP_INDEX.search(path.name) or (path.suffix.lower() == EXTENSION and not is_dataset(path)):
         raise InputError(_why_not_read(path, source))
     if not _is_read(path):
         kind = f"{_kind(path)} files" if path.suffix else "files without an extension"
@@ -169,12 +155,15 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
         InputError: the files cannot be listed, or there is no reader for any of them.
     """
     found: list[RemoteFile | Unreadable] = []
-    for address in addresses_of(source):
+    # A pattern matches files, and a dataset is a folder.
+    files = f"{source}/**" if "*" in source and source.lower().endswith(EXTENSION) else source
+    for address, dataset in with_datasets(addresses_of(files)).items():
+        if files == source and source.lower().endswith(EXTENSION) and not dataset:
+            raise InputError(_why_not_read(Path(name_of(source)), public_address(source)))
         path, where = Path(name_of(address)), public_address(address)
-        if any(part.endswith(_DATASET) for part in address.split("/")):
-            message = f"{where}: a Lance dataset must be on this machine: copy its folder"
-            found.append(Unreadable(where, Reason.TYPE, message))
-        elif _is_read(path):
+        if dataset:
+            found.append(RemoteFile(None, address, True))
+        elif _format(path) != EXTENSION and _is_read(path):
             found.append(RemoteFile(_reader_of(path), address))
         else:
             found.append(Unreadable(where, Reason.TYPE, _why_not_read(path, where)))

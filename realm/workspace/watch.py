@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from realm.documents.formats.records import Unreadable
+from realm.documents.lance_datasets import stat_of
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.sources import files_of, stat_of
+from realm.documents.sources import files_of
 from realm.errors import InputError, RealmError
 from realm.files import read_json, write_json
 from realm.folders import one_writer, only_holder

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -103,13 +104,69 @@ def test_a_pattern_and_a_single_file_name_their_files(files: Path, memory: str) 
     for nothing in (f"{memory}/gone", f"{memory}/gone*.jsonl", "memory://gone"):
         with pytest.raises(InputError, match="no such file or folder"):
             read(nothing)
-    fsspec.filesystem("memory").pipe_file(f"{memory}/other/a.lance/data/0.lance", b"LANC")
-    with pytest.raises(
-        InputError, match=r"0\.lance: a Lance dataset must be on this machine: copy its folder$"
-    ):
-        read(f"{memory}/other/a.lance")
     with pytest.raises(InputError, match=r"loader\.py: \.py cannot be read"):
         read(f"{memory}/more/loader.py")
+
+
+def test_a_remote_lance_dataset_gives_the_rows_of_its_newest_version(files: Path, memory: str) -> None:
+    for name in ("more/t.LANCE", "more/z.lance"):
+        rows = pa.Table.from_pylist([{**row, "id": f"{name} {row['id']}"} for row in ROWS])
+        lance.write_dataset(rows.slice(0, 3), files / name)
+        lance.write_dataset(rows.slice(3), files / name, mode="append")
+        lance.dataset(files / name).delete("year = 1")
+        fsspec.filesystem("memory").put(f"{files}/{name}", f"{memory}/{name}", recursive=True)
+    (here, reasons, _), (there, others, _) = read(files / "more"), read(f"{memory}/more")
+    assert [(one.title, one.text, one.fields.get("year")) for one in there] == [
+        (one.title, one.text, one.fields.get("year")) for one in here
+    ]
+    assert [one.id for one in there if one.id.startswith("more/")] == [
+        f"{name} r{number}" for name in ("more/t.LANCE", "more/z.lance") for number in (0, 2, 3, 4)
+    ]
+    assert others == reasons == {"of a type that is not read": 1}
+    for named in (f"{memory}/more/z.lance", f"{memory}/*/z*.lance"):
+        assert [one.text for one in read(named)[0]] == [row["text"] for row in ROWS if row["year"] != 1]
+    fsspec.filesystem("memory").rm(f"{memory}/more/z.lance/_versions", recursive=True)
+    fsspec.filesystem("memory").rm(f"{memory}/more/z.lance/_transactions", recursive=True)
+    with pytest.raises(
+        InputError, match=r"\.lance is not a Lance dataset, which is a folder with a folder _versions$"
+    ):
+        read(f"{memory}/more/z.lance")
+
+
+@pytest.mark.parametrize("name", ["/../../out", "//out", "/a/../../../out"])
+def test_a_name_in_a_remote_folder_that_leads_out_of_it_is_not_copied(
+    memory: str, name: str, monkeypatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(remote, "addresses_of", lambda address: [f"{address}{name}"])
+    with (
+        pytest.raises(InputError, match="out: a file of this name cannot be copied"),
+        remote.copied(f"{memory}/t.lance", is_folder=True),
+    ):
+        pass
+    assert not list(tmp_path.rglob("*out*"))
+
+
+def test_an_export_to_a_remote_lance_dataset_is_complete_before_its_version_and_replaces_none(
+    rules_kb: Path, memory: str, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(remote, "STORES", ("memory",))
+    system = fsspec.filesystem("memory")
+    put, written = system.put_file, []
+
+    def recorded(file: str, path: str, **arguments: Any) -> None:
+        written.append(path.removeprefix(f"{system._strip_protocol(memory)}/out.lance/").split("/")[0])
+        put(file, path, **arguments)
+
+    monkeypatch.setattr(type(system), "put_file", staticmethod(recorded))
+    export = ["kb", "export", "--kb", str(rules_kb), "--out", f"{memory}/out.lance"]
+    assert main(export) == 0
+    assert sorted(written, key=lambda part: part == "_versions") == written and "data" in written
+    documents, *_ = read(f"{memory}/out.lance")
+    assert {one.id for one in documents} == {one.document_id for one in KnowledgeBase.open(rules_kb)}
+    capsys.readouterr()
+    assert main(export) == 2
+    assert capsys.readouterr().err == f"realm: {memory}/out.lance exists: remove it, or give another name\n"
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -339,8 +396,6 @@ def test_export_to_an_object_store_writes_the_file_of_a_local_export(
     for name in (str(tmp_path / "a.jsonl.gz"), "memory://bucket/a.jsonl.zst"):
         assert main([*export, name]) == 2
     assert capsys.readouterr().err.count("give a name that ends in .jsonl, .parquet or .lance") == 2
-    assert main([*export, "memory://bucket/a.lance"]) == 2
-    assert "a.lance: a Lance dataset is a folder, so write it to this machine" in capsys.readouterr().err
     for folder in ("memory://bucket", "memory://bucket/", "memory://bucket/a/"):
         assert main([*export, folder]) == 2
     assert capsys.readouterr().err.count("cannot be written: give the address of a file") == 3
