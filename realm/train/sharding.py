@@ -6,8 +6,7 @@ order, also in an evaluation. Work of one rank alone, such as saving a model or 
 weights (`whole_model`).
 
 Weights outside of this file are DTensors, whose `full_tensor` is a whole weight. Checkpoints contain whole weights
-(`gathered`), so they do not depend on the number of ranks. torch.distributed.checkpoint is not used, because the metadata in
-its files is a pickle, and a file that a user names is never unpickled.
+(`gathered`), so they do not depend on the number of ranks. docs/cluster.md says why torch.distributed.checkpoint is not used.
 """
 
 import copy
