@@ -58,6 +58,7 @@ STARTS = {
     "no-warmup": Start("no warm-up", settings=("warmup=0",)),
     "no-guard": Start("no health checks", settings=("health.gate=0.0", "health.margin=-1.0")),
     "no-injected": Start("no injected positives", settings=("injected=0",)),
+    "bm25-candidates": Start("two candidates from BM25", settings=("bm25=2",)),
     PUBLISHED: Start("published REALM", "", "published"),
 }
 """Name of a start -> how the start is made. `no-ict` has no ICT term in the loss of pre-training, even if the preset does."""
@@ -143,7 +144,7 @@ TABLE_2 = {
     **_named_as_starts(
         "random-masks", "bert-masks", "random-spans", "stale", "no-null", "own-passage", "per-token"
     ),
-    **_named_as_starts("two-towers", "no-ict", "no-warmup", "no-guard", "no-injected"),
+    **_named_as_starts("two-towers", "no-ict", "no-warmup", "no-guard", "no-injected", "bm25-candidates"),
 }
 """Ablations of Table 2 of the REALM paper, and further ablations."""
 

@@ -3,7 +3,7 @@
 Two rules apply. The null passage is always candidate 0. The passage from which the query was cut, and every passage that
 repeats the text of the query, is never a candidate, unless `exclude_own` is False. In addition, positives can be injected:
 passages in which the masked span was tagged become candidates. Injected positives are for readers and batches that are too
-small to find positives by chance.
+small to find positives by chance. Passages that BM25 finds can be candidates too.
 
 Axis letters: B queries, K candidates including the null passage, M masked tokens, U distinct passages, T tokens.
 """
@@ -72,6 +72,8 @@ class CandidateRule:
     candidates. If there are fewer positives, more hits become candidates."""
     exclude_own: bool = True
     """If False, no passage is excluded."""
+    bm25: int = 0
+    """Number of candidates from BM25 that are not among the other candidates."""
 
 
 def choose_candidates(
@@ -81,15 +83,17 @@ def choose_candidates(
     knowledge: PassageTokens,
     rule: CandidateRule,
     spans: SpanIndex | None = None,
+    bm25_BK: np.ndarray | None = None,
 ) -> Candidates:
-    """The candidates of each query: the null passage, injected positives of the masked span, and the best hits.
+    """The candidates of each query: the null passage, the best hits, injected positives of the span, and hits of BM25.
 
-    `spans` finds the positives; if `spans` is None, no positive is injected.
+    `spans` finds the positives; if `spans` is None, no positive is injected. `bm25_BK` has the hits of BM25, best first; it is
+    needed if `rule.bm25` is not 0.
 
     Raises:
         InputError: the corpus is too small to give every query its candidates.
     """
-    wanted, injected = rule.count - 1, rule.injected
+    wanted, kept = rule.count - 1, rule.count - 1 - rule.injected - rule.bm25
     found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(
         queries
     )
@@ -97,10 +101,7 @@ def choose_candidates(
     while True:
         number_BK = index.search(query_BD[short], depth).number_BK.cpu().numpy()
         for place, row in enumerate(short):
-            query, own = queries[row], None
-            if rule.exclude_own:
-                own = np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
-            found[row] = _allowed(query, number_BK[place], knowledge, own)
+            found[row] = _allowed(queries[row], number_BK[place], knowledge, rule)
         short = [row for row in short if len(found[row][0]) < wanted]
         if depth >= len(index) or not distributed.any_rank(bool(short)):
             break
@@ -110,17 +111,24 @@ def choose_candidates(
         raise InputError(f"{len(index)} passages are too few: {rule.count} candidates per query need more")
     numbers = [hit[:wanted] for hit, _ in found]
     excluded = [out for _, out in found]
-    if injected and spans is not None:
+    more: list[tuple[np.ndarray, int]] = []
+    if rule.injected and spans is not None:
         positives = [
-            np.setdiff1d(spans.passages(query.targets), np.concatenate([out, chosen[: wanted - injected]]))
+            np.setdiff1d(spans.passages(query.targets), np.concatenate([out, chosen[:kept]]))
             for query, chosen, out in zip(queries, numbers, excluded, strict=True)
         ]
-        best_BK = index.search_among(query_BD, positives, injected * 2).number_BK.tolist()
-        for row, (query, chosen) in enumerate(zip(queries, numbers, strict=True)):
-            best = [n for n in best_BK[row] if n != NULL_PASSAGE]
-            best = [n for n in best if not (rule.exclude_own and _repeats(query, n, knowledge))][:injected]
-            fill = [n for n in chosen[wanted - injected :] if n not in best][: injected - len(best)]
-            numbers[row] = np.array([*chosen[: wanted - injected], *best, *fill], dtype=np.int64)
+        best_BK = index.search_among(query_BD, positives, rule.injected * 2).number_BK.cpu().numpy()
+        more.append((best_BK, rule.injected))
+    if rule.bm25:
+        assert bm25_BK is not None
+        more.append((bm25_BK, rule.bm25))
+    for row, (query, hits) in enumerate(zip(queries, numbers, strict=True) if more else ()):
+        chosen = hits[:kept].tolist()
+        for found_BK, most in more:
+            allowed, _ = _allowed(query, found_BK[row][found_BK[row] != NULL_PASSAGE], knowledge, rule)
+            chosen += [n for n in allowed.tolist() if n not in chosen][:most]
+        fill = [n for n in hits[kept:].tolist() if n not in chosen]
+        numbers[row] = np.array([*chosen, *fill][:wanted], dtype=np.int64)
     chosen_BK = np.stack([np.concatenate([[NULL_PASSAGE], chosen]) for chosen in numbers])
     return Candidates(chosen_BK.astype(np.int64), excluded)
 
@@ -183,14 +191,12 @@ def _targets(queries: Sequence[MaskedQuery]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _allowed(
-    query: MaskedQuery, numbers: np.ndarray, knowledge: PassageTokens, own: np.ndarray | None
+    query: MaskedQuery, numbers: np.ndarray, knowledge: PassageTokens, rule: CandidateRule
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The allowed hits of a query, and the excluded passages: `own`, and the hits that repeat the text of the query.
-
-    If `own` is None, all hits are allowed.
-    """
-    if own is None:
+    """The allowed hits of a query, and the excluded passages: its own, and the hits that repeat the text of the query."""
+    if not rule.exclude_own:
         return numbers, numbers[:0]
+    own = np.array([query.passage] if rule.same_corpus else [], dtype=np.int64)
     repeats = np.array([n in own or _repeats(query, n, knowledge) for n in numbers], dtype=bool)
     return numbers[~repeats], np.union1d(numbers[repeats], own)
 

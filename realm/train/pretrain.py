@@ -14,7 +14,7 @@ Axis letters: B queries, K candidates including the null passage, E entries of t
 embedding, R queries for which the reader computes a gradient.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -50,9 +50,12 @@ from realm.model.losses import (
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import evaluating
 from realm.qa.question_files import Question
+from realm.search.bm25 import Bm25Index
 from realm.search.exact import PassageIndex
+from realm.search.stored_bm25 import load_or_build_bm25
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import Tokens
+from realm.tokens.tokenizer import Tokenizer
 from realm.train.health import GATE_LIMIT, HealthConfig, HealthWatch
 from realm.train.ict import ClozeRule, cloze_vectors
 from realm.train.loop import StartedFrom, TrainRun
@@ -79,6 +82,8 @@ class PretrainConfig(RunConfig):
     """Passages per sentence, including the null passage (paper: 8)."""
     injected: int = 2
     """Injected positives: candidates that are chosen because they contain the masked span (paper: 0)."""
+    bm25: int = 0
+    """Candidates that BM25 finds for the words of the masked sentence (paper: 0)."""
     null_passage: bool = True
     """False: p(null|x) is 0. The null passage is still read, and counted in `candidates`, because metrics need the likelihood
     with the null passage."""
@@ -133,12 +138,12 @@ class PretrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, ict=0, ict_batch=1, candidates=1, injected=0)
+        at_least(self, ict=0, ict_batch=1, candidates=1, injected=0, bm25=0)
         check_shares(self, "titled", "ict_titled")
-        if self.injected >= self.candidates:
+        if (chosen := self.injected + self.bm25) >= self.candidates:
             raise ValueError(
-                f"injected is {self.injected}: one of {self.candidates} candidates is the null passage, so at most "
-                f"{self.candidates - 1} can be injected"
+                f"injected + bm25 is {chosen}: one of {self.candidates} candidates is the null passage, so at most "
+                f"{self.candidates - 1} can be injected or found by BM25"
             )
         if self.states and self.passage_encoder != "frozen":
             raise ValueError('states needs passage_encoder = "frozen"')
@@ -171,6 +176,7 @@ def train(
     source.check_tokenizer(model.tokenizer, init)
     source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
+    words = load_or_build_bm25(kb) if config.bm25 else None
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     # A held-out passage of Z is also held out if X contains the same passage.
     passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))
@@ -187,7 +193,11 @@ def train(
         model.tokenizer.vocab_size,
     )  # fmt: skip
     candidates = CandidateRule(  # the null passage first, never the query's own text
-        config.candidates, source.fingerprint == kb.fingerprint, config.injected, config.exclude_own
+        config.candidates,
+        source.fingerprint == kb.fingerprint,
+        config.injected,
+        config.exclude_own,
+        config.bm25,
     )
     rates = {model.embedder: config.retriever_rate, model.reader: config.learning_rate}
     names: PretrainedFrom = {"init": init, **kb.training_record, "text": source.fingerprint}
@@ -213,7 +223,10 @@ def train(
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
-            chosen = choose_candidates(queries, search_BD, version.index, knowledge, candidates, spans)
+            bm25_BK = None if words is None else bm25_hits(words, queries, model.tokenizer, config.bm25)
+            chosen = choose_candidates(
+                queries, search_BD, version.index, knowledge, candidates, spans, bm25_BK
+            )
             batch = read_inputs(queries, chosen.number_BK, knowledge, model.tokenizer, model.lengths).to(
                 run.device
             )
@@ -252,6 +265,14 @@ def _nothing_to_mask(source: KnowledgeBase, config: PretrainConfig) -> InputErro
         f"{source.folder} has no {what} to mask in passages that are not held out: use more text, another tagger or another "
         "value of masking"
     )
+
+
+def bm25_hits(
+    words: Bm25Index, queries: Sequence[MaskedQuery], tokenizer: Tokenizer, count: int
+) -> np.ndarray:
+    """The best passages for the words of each query that are not masked -> [B, K], K > `count`."""
+    texts = [tokenizer.decode(query.ids.tolist()) for query in queries]
+    return words.search(texts, count + 8).number_BK  # a few repeat the text of the query
 
 
 def score(

@@ -272,6 +272,7 @@ def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
         "no-warmup": {"warmup"},
         "no-guard": set(),  # the preset has none
         "no-injected": {"injected"},
+        "bm25-candidates": {"bm25"},
     }
     assert last["stale"]["stages"][-1]["refresh"]["every"] == 3 * base["refresh"]["every"]
     assert len(last["no-ict"]["stages"]) == len(last["realm"]["stages"]) - 1

@@ -207,6 +207,37 @@ def test_guided_candidates_never_repeat_the_query() -> None:
     assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 1, 41, 2]]
 
 
+# -- hits of BM25
+
+
+def with_bm25(found: list[int], count: int, positives=frozenset(), guided: int = 0) -> list[int]:
+    """The candidates of `HIDDEN`, of which there are five; BM25 found the passages `found`."""
+    knowledge = holder_corpus({0, *positives})
+    index, vector = ranked(12)
+    rule = CandidateRule(5, True, guided, bm25=count)
+    chosen = choose_candidates(
+        [HIDDEN], vector, index, knowledge, rule, SpanIndex(knowledge), np.array([found])
+    )
+    return chosen.number_BK[0].tolist()
+
+
+def test_the_best_hits_of_bm25_are_the_last_candidates() -> None:
+    assert with_bm25([9, 7, 8], 2) == [NULL_PASSAGE, 1, 2, 9, 7]
+
+
+def test_hits_of_both_searches_are_taken_once() -> None:
+    assert with_bm25([1, 9, 2], 2) == [NULL_PASSAGE, 1, 2, 9, 3]
+    assert with_bm25([8, 9], 1, {8, 11}, 1) == [NULL_PASSAGE, 1, 2, 8, 9]
+
+
+def test_the_text_of_the_query_is_no_candidate_of_bm25_either() -> None:
+    assert with_bm25([0, 9], 2) == [NULL_PASSAGE, 1, 2, 9, 3]
+
+
+def test_without_hits_of_bm25_more_hits_stand_in() -> None:
+    assert with_bm25([NULL_PASSAGE, NULL_PASSAGE], 2) == [NULL_PASSAGE, 1, 2, 3, 4]
+
+
 # -- the tensors of a step
 
 

@@ -15,8 +15,9 @@ from realm.index.versions import build_index, complete_index, publish
 from realm.masking import masked_queries
 from realm.masking.candidates import choose_candidates
 from realm.masking.held_out import held_out
-from realm.masking.masked_queries import draw_queries, holds
+from realm.masking.masked_queries import draw_queries, holds, repeats_text
 from realm.model.folder import load_model, save_model
+from realm.search.bm25 import Bm25Index
 from realm.settings import read_config
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
@@ -337,6 +338,33 @@ def test_masked_sentences_come_from_x_and_candidates_from_z(
             assert holds(body, query.original)
 
 
+def test_candidates_of_bm25_are_the_best_of_bm25_for_the_words_that_are_not_masked(
+    tiny_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    bm25, seen = Bm25Index(tiny_kb.titles, tiny_kb.texts()), []
+
+    def record(queries, vectors, index, knowledge, rule, *rest):
+        chosen = choose_candidates(queries, vectors, index, knowledge, rule, *rest)
+        seen.extend(zip(queries, chosen.number_BK.tolist(), strict=True))
+        return chosen
+
+    monkeypatch.setattr(pretrain, "choose_candidates", record)
+    pretrain.train(
+        tiny_kb, tmp_path / "out", settings("steps=2", "bm25=1", "injected=0"), str(tiny_model_folder)
+    )
+    tokens, mask = tiny_kb.tokens, tiny_kb.tokenizer.mask_id
+    found = 0
+    for query, chosen in seen:
+        words = " ".join(tiny_kb.tokenizer.decode(query.ids[query.ids != mask].tolist()).split())
+        ranking = bm25.search([words], len(tiny_kb)).number_BK[0].tolist()
+        allowed = [n for n in ranking if n >= 0 and not repeats_text(query.original, tokens.body.row(n))]
+        best = next((n for n in allowed if n != query.passage and n not in chosen[1:-1]), None)
+        if best is not None and best in ranking[:9]:
+            assert chosen[-1] == best
+            found += 1
+    assert found > len(seen) / 2
+
+
 def test_same_knowledge_base_opened_twice_is_one_corpus(tiny_kb, made, tiny_model_folder, tmp_path) -> None:
     again = KnowledgeBase.open(tiny_kb.folder)
     out = pretrain.train(tiny_kb, tmp_path / "out", settings(), str(tiny_model_folder), again)
@@ -418,7 +446,7 @@ def test_runs_with_the_same_frozen_encoder_share_its_states(
 
 
 def test_more_guided_candidates_than_there_is_room_for_are_one_line() -> None:
-    with pytest.raises(RealmError, match="at most 3 can be injected") as error:
+    with pytest.raises(RealmError, match="at most 3 can be injected or found by BM25") as error:
         settings("candidates=4", "injected=4")
     assert "\n" not in str(error.value)
 
