@@ -41,7 +41,7 @@ def records_of_file(
 def _fetched(found: RemoteFile, limits: Limits, child: KeepingReader) -> Iterator[Record | Unreadable]:
     """The records of a remote file, with the address of the file in the place of the path of the copy."""
     address = public_address(found.address)
-    with copied(found.address, found.is_dataset) as path:
+    with copied(found.address, found.files) as path:
         for one in _opened(found.reader, path, limits, child):
             where = one.where.replace(str(path), address)
             if isinstance(one, Unreadable):

@@ -1,7 +1,6 @@
 """Lance datasets: folders, on this machine or on object storage, each of which is read and written as a file is."""
 
 import os
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +10,8 @@ from realm.errors import InputError
 
 EXTENSION, VERSIONS = ".lance", "_versions"
 """Extension of a dataset, and the folder in it that gets a file with each change."""
-_PARTS = (VERSIONS, "_transactions")
-_INSIDE = re.compile(rf"(.*?[^/]{re.escape(EXTENSION)})/(?:{'|'.join(_PARTS)})/", re.IGNORECASE)
-"""The beginning of the address of a file in a dataset, with the address of the dataset as group 1."""
+_PARTS = ("_transactions", VERSIONS)
+"""Folders by which a dataset is known, in the order in which they are written."""
 
 
 def is_dataset(path: Path) -> bool:
@@ -30,23 +28,36 @@ def stat_of(path: Path) -> os.stat_result:
     return (path / VERSIONS if is_dataset(path) else path).stat()
 
 
-def with_datasets(addresses: Collection[str]) -> dict[str, bool]:
-    """The addresses of files, with one address for all files of a dataset -> whether it is the address of a dataset.
+def with_datasets(addresses: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The addresses of files and datasets -> the files of the dataset, or nothing for a file.
 
     >>> with_datasets(["s3://b/a.txt", "s3://b/t.lance/_versions/1.manifest", "s3://b/t.lance/data/0.lance"])
-    {'s3://b/a.txt': False, 's3://b/t.lance': True}
+    {'s3://b/a.txt': (), 's3://b/t.lance': ('s3://b/t.lance/_versions/1.manifest', 's3://b/t.lance/data/0.lance')}
     """
-    datasets = {found[1] for one in addresses if (found := _INSIDE.match(one))}
-    named = (next((name for name in datasets if one.startswith(f"{name}/")), one) for one in addresses)
-    return {one: one in datasets for one in named}
+    datasets = set()
+    for address in addresses:
+        names = address.split("/")
+        for place in range(1, len(names)):
+            if names[place] in _PARTS and names[place - 1].lower().endswith(EXTENSION):
+                datasets.add("/".join(names[:place]))
+    found: dict[str, list[str]] = {}
+    for address in addresses:
+        names = address.split("/")
+        above = ("/".join(names[:place]) for place in range(1, len(names)))  # the outermost folder first
+        dataset = next((one for one in above if one in datasets), None)
+        if dataset is None:
+            found[address] = []
+        else:
+            found.setdefault(dataset, []).append(address)
+    return {name: tuple(files) for name, files in found.items()}
 
 
 @contextmanager
 def uploaded_dataset(address: str) -> Iterator[Path]:
     """A context with a path for a new dataset, which is copied to the address when the block ends without an error.
 
-    The files of `_versions` are copied last, so other processes find the whole dataset or none. After a kill, the call can be
-    repeated.
+    The files of `_versions` are copied last, so programs that open the address find the whole dataset or none. After a kill,
+    the call can be repeated; the files of the killed call stay, and belong to no version. Of two calls at once, one wins.
 
     Raises:
         InputError: the address is not of an object store, has a dataset, or cannot be written.
@@ -58,5 +69,7 @@ def uploaded_dataset(address: str) -> Iterator[Path]:
         path = folder / name_of(there.address)
         yield path
         files = sorted(one.relative_to(path) for one in path.rglob("*") if one.is_file())
-        for file in sorted(files, key=lambda one: one.parts[0] == VERSIONS):
+        for file in sorted(
+            files, key=lambda one: _PARTS.index(one.parts[0]) if one.parts[0] in _PARTS else -1
+        ):
             there.put(path / file, file.as_posix(), lambda _: None)

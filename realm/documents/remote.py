@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -94,9 +94,11 @@ def _parts(address: str) -> SplitResult:
         raise InputError(f"a source that begins with {scheme}:// is not a valid address") from None
 
 
-def addresses_of(source: str) -> list[str]:
+def addresses_of(source: str, folders: str = "") -> list[str]:
     """The addresses of the files of a source, sorted: of a file, of all files in a folder, or of the files that a pattern with
     `*` matches. Names that begin with a full stop are left out.
+
+    A pattern also matches folders whose names end with `folders`, unless this is "": all files in them are found.
 
     Raises:
         InputError: there are no files, or they cannot be listed.
@@ -106,19 +108,26 @@ def addresses_of(source: str) -> list[str]:
     with _reaching(source):
         system, path = _opened_system(source)
         if "*" in path or "?" in path or "[" in path:
-            found = [name for name, one in system.glob(path, detail=True).items() if one["type"] == "file"]
+            matches = system.glob(path.rstrip("/"), detail=True)
+            found = [name for name, one in matches.items() if one["type"] == "file"]
+            for name in matches.keys() - set(found):
+                if folders and name.lower().endswith(folders):
+                    found += system.find(name)
             path = re.split(r"[*?[]", path, maxsplit=1)[0].rpartition("/")[0]  # the folder that is named
         else:
             found = [path] if system.isfile(path) else system.find(path)
-    seen = [one for one in sorted(found) if "/." not in one.removeprefix(path)]
+    seen = [one for one in sorted(set(found)) if "/." not in one.removeprefix(path)]
     if not seen:
         raise InputError(f"{source}: no such file or folder")
     return [str(system.unstrip_protocol(one)) for one in seen]
 
 
 @contextmanager
-def copied(address: str, is_folder: bool = False) -> Iterator[Path]:
-    """A context with a copy of a file, or of all files of a folder, in a temporary folder, under the same name.
+def copied(address: str, files: Sequence[str] = ()) -> Iterator[Path]:
+    """A context with a copy of a file, or of the files of a folder, in a temporary folder, under the same name.
+
+    Args:
+        files: the addresses of the files of the folder; empty: `address` is a file.
 
     Raises:
         InputError: a file cannot be read, or is too large for the temporary folder.
@@ -126,15 +135,17 @@ def copied(address: str, is_folder: bool = False) -> Iterator[Path]:
     """
     with temporary_folder() as folder:
         path = folder / name_of(address)
-        for one in addresses_of(address) if is_folder else [address]:
-            file = path / one.removeprefix(f"{address}/") if is_folder else path
+        room = _room(folder)
+        for one in files or [address]:
+            file = path / one.removeprefix(f"{address}/") if files else path
             # Object storage allows ".." and a leading slash in names.
             if not Path(os.path.abspath(file)).is_relative_to(path):
                 raise InputError(f"{one}: a file of this name cannot be copied")
             with writing(file.parent):
                 file.parent.mkdir(parents=True, exist_ok=True)
             way_out = f"in {folder.parent}: set TMPDIR to a folder with more room"
-            _attempts(one, "read", partial(_copy, one, file, way_out))
+            _attempts(one, "read", partial(_copy, one, file, room, way_out))
+            room -= file.stat().st_size
         yield path
 
 
@@ -260,7 +271,11 @@ class RemoteFolder:
         """
         address = f"{self.address}/{name}"
         _attempts(
-            address, "read", partial(_copy, address, file, f"in {file.parent.parent}: remove files", report)
+            address,
+            "read",
+            partial(
+                _copy, address, file, _room(file.parent), f"in {file.parent.parent}: remove files", report
+            ),
         )
 
     def remove(self, names: Iterable[str]) -> None:
@@ -293,10 +308,16 @@ def _attempts(address: str, done: str, copy: Callable[[], T]) -> T:
         return copy()
 
 
-def _copy(address: str, path: Path, way_out: str, report: Callable[[int], object] = lambda _: None) -> None:
-    """Copies a file. `way_out` ends the message that there is too little free space."""
+def _room(folder: Path) -> int:
+    """Number of bytes that copies in a folder may have."""
+    return int(MOST_OF_DISK * shutil.disk_usage(folder).free)
+
+
+def _copy(
+    address: str, path: Path, most: int, way_out: str, report: Callable[[int], object] = lambda _: None
+) -> None:
+    """Copies a file of at most `most` bytes. `way_out` ends the message that there is too little free space."""
     system, inside = _opened_system(address)
-    most = int(MOST_OF_DISK * shutil.disk_usage(path.parent).free)
 
     def check(size: int) -> None:
         if size > most:

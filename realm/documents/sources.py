@@ -42,7 +42,8 @@ class RemoteFile(NamedTuple):
 
     reader: Reader | None
     address: str
-    is_dataset: bool = False
+    files: tuple[str, ...] = ()
+    """The addresses of the files of a dataset; a file has none."""
 
 
 class State(NamedTuple):
@@ -155,14 +156,12 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
         InputError: the files cannot be listed, or there is no reader for any of them.
     """
     found: list[RemoteFile | Unreadable] = []
-    # A pattern matches files, and a dataset is a folder.
-    files = f"{source}/**" if "*" in source and source.lower().endswith(EXTENSION) else source
-    for address, dataset in with_datasets(addresses_of(files)).items():
-        if files == source and source.lower().endswith(EXTENSION) and not dataset:
-            raise InputError(_why_not_read(Path(name_of(source)), public_address(source)))
+    for address, files in with_datasets(addresses_of(source, EXTENSION)).items():
         path, where = Path(name_of(address)), public_address(address)
-        if dataset:
-            found.append(RemoteFile(None, address, True))
+        if source.lower().endswith(EXTENSION) and not files and not any(one in source for one in "*?["):
+            raise InputError(_why_not_read(Path(name_of(source)), public_address(source)))
+        if files:
+            found.append(RemoteFile(None, address, files))
         elif _format(path) != EXTENSION and _is_read(path):
             found.append(RemoteFile(_reader_of(path), address))
         else:

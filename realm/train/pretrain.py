@@ -176,7 +176,7 @@ def train(
     source.check_tokenizer(model.tokenizer, init)
     source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
-    words = load_or_build_bm25(kb) if config.bm25 else None
+    words = _bm25_of(kb) if config.bm25 else None
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     # A held-out passage of Z is also held out if X contains the same passage.
     passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))
@@ -223,7 +223,7 @@ def train(
             queries = distributed.shard(queries)
             with run.autocast():
                 search_BD = embed_queries(refresher.query_model(model, version), queries)
-            bm25_BK = None if words is None else bm25_hits(words, queries, model.tokenizer, config.bm25)
+            bm25_BK = None if words is None else bm25_hits(words, queries, model.tokenizer, config.candidates)
             chosen = choose_candidates(
                 queries, search_BD, version.index, knowledge, candidates, spans, bm25_BK
             )
@@ -267,12 +267,20 @@ def _nothing_to_mask(source: KnowledgeBase, config: PretrainConfig) -> InputErro
     )
 
 
+def _bm25_of(kb: KnowledgeBase) -> Bm25Index:
+    """The BM25 index, which the main process builds before the others read it."""
+    if distributed.is_main_process():
+        load_or_build_bm25(kb)
+    distributed.barrier()
+    return load_or_build_bm25(kb)
+
+
 def bm25_hits(
     words: Bm25Index, queries: Sequence[MaskedQuery], tokenizer: Tokenizer, count: int
 ) -> np.ndarray:
-    """The best passages for the words of each query that are not masked -> [B, K], K > `count`."""
+    """The best passages for the words of each query, without [MASK]; a few more than `count`, of which some repeat its text."""
     texts = [tokenizer.decode(query.ids.tolist()) for query in queries]
-    return words.search(texts, count + 8).number_BK  # a few repeat the text of the query
+    return words.search(texts, count + 8).number_BK
 
 
 def score(

@@ -109,21 +109,28 @@ def test_a_pattern_and_a_single_file_name_their_files(files: Path, memory: str) 
 
 
 def test_a_remote_lance_dataset_gives_the_rows_of_its_newest_version(files: Path, memory: str) -> None:
-    for name in ("more/t.LANCE", "more/z.lance"):
+    for name in ("more/t [1].LANCE", "more/z.lance"):
         rows = pa.Table.from_pylist([{**row, "id": f"{name} {row['id']}"} for row in ROWS])
         lance.write_dataset(rows.slice(0, 3), files / name)
         lance.write_dataset(rows.slice(3), files / name, mode="append")
         lance.dataset(files / name).delete("year = 1")
-        fsspec.filesystem("memory").put(f"{files}/{name}", f"{memory}/{name}", recursive=True)
+        for one in (files / name).rglob("*"):
+            if one.is_file():  # `put` would take the name for a pattern
+                fsspec.filesystem("memory").pipe_file(f"{memory}/{one.relative_to(files)}", one.read_bytes())
     (here, reasons, _), (there, others, _) = read(files / "more"), read(f"{memory}/more")
     assert [(one.title, one.text, one.fields.get("year")) for one in there] == [
         (one.title, one.text, one.fields.get("year")) for one in here
     ]
     assert [one.id for one in there if one.id.startswith("more/")] == [
-        f"{name} r{number}" for name in ("more/t.LANCE", "more/z.lance") for number in (0, 2, 3, 4)
+        f"{name} r{number}" for name in ("more/t [1].LANCE", "more/z.lance") for number in (0, 2, 3, 4)
     ]
     assert others == reasons == {"of a type that is not read": 1}
-    for named in (f"{memory}/more/z.lance", f"{memory}/*/z*.lance"):
+    for named in (
+        f"{memory}/more/z.lance",
+        f"{memory}/*/z*.lance",
+        f"{memory}/more/?.lance",
+        f"{memory}/more/z*",
+    ):
         assert [one.text for one in read(named)[0]] == [row["text"] for row in ROWS if row["year"] != 1]
     fsspec.filesystem("memory").rm(f"{memory}/more/z.lance/_versions", recursive=True)
     fsspec.filesystem("memory").rm(f"{memory}/more/z.lance/_transactions", recursive=True)
@@ -138,10 +145,9 @@ def test_a_name_in_a_remote_folder_that_leads_out_of_it_is_not_copied(
     memory: str, name: str, monkeypatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(remote, "addresses_of", lambda address: [f"{address}{name}"])
     with (
         pytest.raises(InputError, match="out: a file of this name cannot be copied"),
-        remote.copied(f"{memory}/t.lance", is_folder=True),
+        remote.copied(f"{memory}/t.lance", [f"{memory}/t.lance{name}"]),
     ):
         pass
     assert not list(tmp_path.rglob("*out*"))
@@ -161,7 +167,7 @@ def test_an_export_to_a_remote_lance_dataset_is_complete_before_its_version_and_
     monkeypatch.setattr(type(system), "put_file", staticmethod(recorded))
     export = ["kb", "export", "--kb", str(rules_kb), "--out", f"{memory}/out.lance"]
     assert main(export) == 0
-    assert sorted(written, key=lambda part: part == "_versions") == written and "data" in written
+    assert list(dict.fromkeys(written)) == ["data", "_transactions", "_versions"]
     documents, *_ = read(f"{memory}/out.lance")
     assert {one.id for one in documents} == {one.document_id for one in KnowledgeBase.open(rules_kb)}
     capsys.readouterr()

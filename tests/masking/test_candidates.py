@@ -232,6 +232,11 @@ def test_hits_of_both_searches_are_taken_once() -> None:
 
 def test_the_text_of_the_query_is_no_candidate_of_bm25_either() -> None:
     assert with_bm25([0, 9], 2) == [NULL_PASSAGE, 1, 2, 9, 3]
+    knowledge = corpus([HIDDEN.original, *(other(i) for i in range(1, 11)), HIDDEN.original])
+    index, vector = ranked(12)
+    rule = CandidateRule(4, True, bm25=2)
+    chosen = choose_candidates([HIDDEN], vector, index, knowledge, rule, None, np.array([[11, 9, 8]]))
+    assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 1, 9, 8]]
 
 
 def test_without_hits_of_bm25_more_hits_stand_in() -> None:
