@@ -11,7 +11,7 @@ from realm.errors import InputError
 EXTENSION, VERSIONS = ".lance", "_versions"
 """Extension of a dataset, and the folder in it that gets a file with each change."""
 _PARTS = ("_transactions", VERSIONS)
-"""Folders by which a dataset is known, in the order in which they are written."""
+"""Folders by which a dataset is known."""
 
 
 def is_dataset(path: Path) -> bool:
@@ -20,7 +20,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def stat_of(path: Path) -> os.stat_result:
-    """The size and the times of a file; of a dataset, those of the folder that changes with each version.
+    """The size and the times of a file. A dataset has those of its folder `VERSIONS`, which changes with each version.
 
     Raises:
         OSError: the file cannot be found.
@@ -70,6 +70,6 @@ def uploaded_dataset(address: str) -> Iterator[Path]:
         yield path
         files = sorted(one.relative_to(path) for one in path.rglob("*") if one.is_file())
         for file in sorted(
-            files, key=lambda one: _PARTS.index(one.parts[0]) if one.parts[0] in _PARTS else -1
-        ):
+            files, key=lambda one: one.parts[0] in _PARTS
+        ):  # `_transactions` before `_versions`
             there.put(path / file, file.as_posix(), lambda _: None)

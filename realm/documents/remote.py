@@ -94,11 +94,15 @@ def _parts(address: str) -> SplitResult:
         raise InputError(f"a source that begins with {scheme}:// is not a valid address") from None
 
 
-def addresses_of(source: str, folders: str = "") -> list[str]:
-    """The addresses of the files of a source, sorted: of a file, of all files in a folder, or of the files that a pattern with
-    `*` matches. Names that begin with a full stop are left out.
+def is_pattern(source: str) -> bool:
+    """Whether a source can match several names."""
+    return any(sign in source for sign in "*?[")
 
-    A pattern also matches folders whose names end with `folders`, unless this is "": all files in them are found.
+
+def addresses_of(source: str, folders: str) -> list[str]:
+    """The addresses of the files of a source, sorted: of a file, of all files in a folder, or of the files that a pattern with
+    `*` matches, and all files in the folders that it matches and whose names end with `folders`. Names that begin with a full
+    stop are left out.
 
     Raises:
         InputError: there are no files, or they cannot be listed.
@@ -107,11 +111,11 @@ def addresses_of(source: str, folders: str = "") -> list[str]:
         return [source]
     with _reaching(source):
         system, path = _opened_system(source)
-        if "*" in path or "?" in path or "[" in path:
+        if is_pattern(path):
             matches = system.glob(path.rstrip("/"), detail=True)
             found = [name for name, one in matches.items() if one["type"] == "file"]
             for name in matches.keys() - set(found):
-                if folders and name.lower().endswith(folders):
+                if name.lower().endswith(folders):
                     found += system.find(name)
             path = re.split(r"[*?[]", path, maxsplit=1)[0].rpartition("/")[0]  # the folder that is named
         else:

@@ -18,7 +18,7 @@ from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
 from realm.documents.lance_datasets import EXTENSION, VERSIONS, is_dataset, stat_of, with_datasets
-from realm.documents.remote import SCHEMES, addresses_of, is_remote, name_of, public_address
+from realm.documents.remote import SCHEMES, addresses_of, is_pattern, is_remote, name_of, public_address
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
@@ -156,10 +156,11 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
         InputError: the files cannot be listed, or there is no reader for any of them.
     """
     found: list[RemoteFile | Unreadable] = []
-    for address, files in with_datasets(addresses_of(source, EXTENSION)).items():
+    listed = with_datasets(addresses_of(source, EXTENSION))
+    if source.lower().endswith(EXTENSION) and not is_pattern(source) and not any(listed.values()):
+        raise InputError(_why_not_read(Path(name_of(source)), public_address(source)))
+    for address, files in listed.items():
         path, where = Path(name_of(address)), public_address(address)
-        if source.lower().endswith(EXTENSION) and not files and not any(one in source for one in "*?["):
-            raise InputError(_why_not_read(Path(name_of(source)), public_address(source)))
         if files:
             found.append(RemoteFile(None, address, files))
         elif _format(path) != EXTENSION and _is_read(path):

@@ -50,7 +50,7 @@ def test_the_machines_of_the_ray_clusters_are_valid_pods(machine: dict[str, Any]
     kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_every_command_is_accepted_by_the_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_is_accepted_by_the_parser(tmp_path: Path) -> None:
     for part in ("kb", "model"):  # the parser looks a workspace up
         (tmp_path / part).mkdir()
     index = shlex.split(INDEX["entrypoint"])
