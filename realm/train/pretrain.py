@@ -269,10 +269,9 @@ def _nothing_to_mask(source: KnowledgeBase, config: PretrainConfig) -> InputErro
 
 def _bm25_of(kb: KnowledgeBase) -> Bm25Index:
     """The BM25 index, which the main process builds before the others read it."""
-    if distributed.is_main_process():
-        load_or_build_bm25(kb)
+    words = load_or_build_bm25(kb) if distributed.is_main_process() else None
     distributed.barrier()
-    return load_or_build_bm25(kb)
+    return load_or_build_bm25(kb) if words is None else words
 
 
 def bm25_hits(
