@@ -82,8 +82,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
             metavar="ROW",
             type=str.lower,
             nargs=2,
-            help="run no stage, but show the questions that one of these two rows answered right and the other row wrong in an "
-            "earlier run",
+            help="run no stage, but test the difference between these two rows of an earlier run, and show the questions that "
+            "only one of them answered right",
         )
         table.add_argument(
             "--check",

@@ -14,6 +14,8 @@ from realm.files import read_json
 from realm.progress import counted
 from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
+from realm.qa.scoring.significance import paired_difference, percent
+from realm.stages.tables import difference
 
 
 class Deviation(TypedDict):
@@ -86,33 +88,41 @@ def scores_of(report: TableJson) -> dict[str, float]:
 
 
 def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
-    """Lines with the questions that one row answers right and the other row wrong.
+    """Lines with the difference in exact match, and the questions that one row answers right and the other row wrong.
 
-    At most `most` questions are shown for each test and each of the two directions.
+    The difference is tested over all seeds that answer. The questions are those of the first seed, at most `most` for each test
+    and each of the two directions.
 
     Raises:
         InputError: a row does not exist, has no answers yet, or has answers to other questions.
     """
     shown = []
-    seed = plan.config.seeds[0]
+    seeds = plan.config.seeds[: max(1, plan.config.answer_seeds)]
     for name in (one, other):
         if name not in plan.table:
             raise InputError(f"there is no row {name!r}: rows are {', '.join(plan.table)}")
     for name in (one, other):
-        if missing := [test for test in plan.tests() if not plan.report(name, seed, test).is_file()]:
+        files = {test: [plan.report(name, seed, test) for seed in seeds] for test in plan.tests()}
+        if missing := [test for test, reports in files.items() if not all(map(Path.is_file, reports))]:
             raise InputError(
                 f"{plan.folder} has no answers of the row {name} to {', '.join(missing)}: run the command without --diff first"
             )
     for test, file in plan.tests().items():
         questions = read_questions(file)
-        outcome = {name: _correct(plan.report(name, seed, test), len(questions)) for name in (one, other)}
-        files = {name: plan.predictions(name, seed, test) for name in (one, other)}
-        answers = {
-            name: [found.answer for found in in_order(read_predictions(file), questions, str(file))]
-            for name, file in files.items()
+        correct = {
+            name: np.stack([_correct(plan.report(name, seed, test), len(questions)) for seed in seeds])
+            for name in (one, other)
         }
+        answers = {}
+        for name in (one, other):
+            predictions = plan.predictions(name, seeds[0], test)
+            found = in_order(read_predictions(predictions), questions, str(predictions))
+            answers[name] = [prediction.answer for prediction in found]
+        tested = difference(paired_difference(correct[one], correct[other], 1))
+        em = [f"{percent(correct[name].mean()):.1f} % ({plan.table[name].label})" for name in (one, other)]
+        shown.append(f"{test}: exact match {em[0]} and {em[1]}, difference in points {tested}")
         for right, wrong in ((one, other), (other, one)):
-            places = np.flatnonzero(outcome[right] & ~outcome[wrong])
+            places = np.flatnonzero(correct[right][0] & ~correct[wrong][0])
             shown.append(
                 f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for "
                 f"{counted(len(places), 'question')}"

@@ -17,6 +17,7 @@ from realm.compare import layout, plots, results
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.table import DataJson
 from realm.model.manifest import read_manifest
+from realm.qa.scoring.significance import p_value
 from realm.store.knowledge_base import KnowledgeBase
 from tests.compare.conftest import TESTS, Home, printed, read_lines
 from tests.compare.scorer import first_with, plain, recall_and_rank, scored
@@ -396,12 +397,24 @@ def test_a_row_that_was_trained_again_is_measured_again(home, compared, tmp_path
     assert by["stages_by"] == ["0.0.1, commit abc", now] and "stages by realm 0.0.1, commit abc\n" in text
 
 
-def test_disagreements_name_questions_that_only_one_row_answers(home, compared) -> None:
-    text = printed(*home.words("compare", home.table1, "--diff", "ORQA", "REALM"))
+def test_a_diff_tests_the_difference_and_names_questions_that_only_one_row_answers(home, compared) -> None:
+    rows = {
+        name: row["tests"]
+        for name, row in compared["rows"].items()
+        if name != "realm" and name != "published"
+    }
+    other = max(rows, key=lambda name: sum(abs(rows[name][test]["less"]["points"]) for test in TESTS))
+    label = compared["rows"][other]["label"]
+    text = printed(*home.words("compare", home.table1, "--diff", "REALM", other.upper()))
     for test in TESTS:
-        counts = compared["rows"]["orqa"]["tests"][test]["less"]
-        assert f"{test}: REALM, X = Z is right and ORQA is wrong for {counts['only_a']} questions" in text
-        assert f"{test}: ORQA is right and REALM, X = Z is wrong for {counts['only_b']} questions" in text
+        em, less = rows[other][test]["all"]["em"], rows[other][test]["less"]
+        realm = compared["rows"]["realm"]["tests"][test]["all"]["em"]
+        tested = f"{less['points']:+.1f} ({less['low']:+.1f} to {less['high']:+.1f}) p {p_value(less['p'])}"
+        both = f"exact match {realm:.1f} % (REALM, X = Z) and {em:.1f} % ({label})"
+        assert f"{test}: {both}, difference in points {tested}" in text
+        assert f"{test}: REALM, X = Z is right and {label} is wrong for {less['only_a']} question" in text
+        assert f"{test}: {label} is right and REALM, X = Z is wrong for {less['only_b']} question" in text
+    assert any(rows[other][test]["less"]["points"] for test in TESTS)
 
 
 @pytest.mark.slow
