@@ -198,7 +198,8 @@ class Client:
                 return response
             except urllib.error.HTTPError as error:
                 after = error.headers.get("Retry-After", "")
-                wait = float(after) if after.isdecimal() else 1.0  # `realm serve` never sends a date
+                wait = float(after) if after.isdecimal() else 1.0  # a proxy may send a date
+                wait = max(wait, 0.1)  # a proxy may send 0
                 if error.code == 429 and time.monotonic() + wait < until:
                     time.sleep(wait)
                     continue

@@ -9,6 +9,7 @@ import pytest
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
+from realm.text.fields import FieldNames
 from tests.documents.test_reading import lines, read, write
 
 
@@ -44,8 +45,10 @@ def test_json_without_texts_is_a_file_of_another_type(
     contents = [*map(json.dumps, others), lines({"event": 1}, {"event": 2})]
     for number, content in enumerate(contents):
         write(tmp_path / f"{number}.json", content)
-    with pytest.raises(InputError, match='no object in this JSON has a text under the key "text"'):
+    with pytest.raises(InputError, match='no object in this JSON has a text under the key "text": name'):
         read(tmp_path / "0.json")
+    with pytest.raises(InputError, match='has a text under the key "body"$'):
+        list(read_documents([str(tmp_path / "0.json")], names=FieldNames(text="body")))
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem
     assert f"left out: {len(contents)} of a type that is not read" in caplog.text

@@ -230,6 +230,16 @@ def test_a_busy_server_that_gives_a_date_is_asked_again() -> None:
         assert Client(url).health() == {"status": "ok"}
 
 
+def test_a_busy_server_that_asks_for_no_wait_is_not_flooded() -> None:
+    busy = b"HTTP/1.1 429 Busy\r\nRetry-After: 0\r\nContent-Length: 0\r\n\r\n"
+    health = b'{"status": "ok"}'
+    done = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(health), health)
+    with saying(*[busy] * 5, done) as (url, heard):
+        since = time.monotonic()
+        assert Client(url).health() == {"status": "ok"} and len(heard) == 6
+        assert time.monotonic() - since >= 0.5
+
+
 def test_a_stream_that_ends_early_is_no_complete_answer() -> None:
     health = b'{"limits": {"questions": 5}}'
     limits = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(health), health)

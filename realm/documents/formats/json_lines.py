@@ -56,9 +56,9 @@ def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """
     names = limits.names
     key = names.text or "text"
-    another = Unreadable(
-        path, Reason.TYPE, f'{path}: no object in this JSON has a text under the key "{key}"'
-    )
+    way_out = "" if names.text else ": name the key of the text with text_field"
+    problem = f'no object in this JSON has a text under the key "{key}"{way_out}'
+    another = Unreadable(path, Reason.TYPE, f"{path}: {problem}")
     with opened(path) as file:
         texts = filter(None, (_text_of(raw) for raw, _ in _raw_lines(path, file, limits)))
         first, second = next(texts, ""), next(texts, "")
