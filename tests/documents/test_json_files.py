@@ -47,7 +47,7 @@ def test_json_without_texts_is_a_file_of_another_type(
         write(tmp_path / f"{number}.json", content)
     with pytest.raises(InputError, match='no object in this JSON has a text under the key "text": name'):
         read(tmp_path / "0.json")
-    with pytest.raises(InputError, match='has a text under the key "body"$'):
+    with pytest.raises(InputError, match=r'has a text under the key "body"$'):
         list(read_documents([str(tmp_path / "0.json")], names=FieldNames(text="body")))
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem
