@@ -69,7 +69,7 @@ def deviations(
 
 
 def scores_of(report: TableJson) -> dict[str, float]:
-    """Exact match of the rows, and recall@5 of BM25 and of the starts, on each test and on masked facts."""
+    """Exact match of the rows, recall@5 of BM25 and of the starts (on tests and masked facts), and predicted masked facts."""
     scores = {
         f"{name}, {test}, exact match": one["all"]["em"]
         for name, row in report["rows"].items()
@@ -84,6 +84,9 @@ def scores_of(report: TableJson) -> dict[str, float]:
         f"start {name}, masked facts, first 5": facts["retrieved"]["recall"]["5"]
         for name, facts in measured_facts(report).items()
     }
+    if predicted := report.get("masked_facts"):
+        for name in ("model", "knn_lm", "realm"):
+            scores[f"masked facts, {name}, spans"] = predicted[name]["span_accuracy"]
     return scores
 
 

@@ -15,7 +15,7 @@ Axis letters: B queries, K candidates or neighbours, P masked positions, N entri
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, cast
+from typing import Literal, NamedTuple, NotRequired, TypedDict, cast
 
 import numpy as np
 import torch
@@ -36,8 +36,9 @@ from realm.model.modes import evaluating
 from realm.model.states import states_at
 from realm.progress import progress
 from realm.qa.probe import open_for_probe
+from realm.qa.scoring.significance import PairedDifference, paired_difference, percent, wilson_interval
 from realm.search.exact import PassageIndex
-from realm.stages.tables import aligned
+from realm.stages.tables import aligned, difference
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import joint_inputs
 
@@ -83,6 +84,10 @@ class Predicted(TypedDict):
 
     span_accuracy: float
     """Percentage of spans of which all wordpieces were predicted."""
+    span_accuracy_ci95: NotRequired[list[float]]
+    """95 % interval of `span_accuracy`. A report of an earlier version has no such key."""
+    less: NotRequired[PairedDifference | None]
+    """Span accuracy of REALM minus this one; None for REALM. A report of an earlier version has no such key."""
     nats: float
     """Mean negative log-likelihood per wordpiece."""
 
@@ -312,14 +317,16 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     )
     lm_PV, found = _read(model, kb.tokens, store, test, config)
     knn_PV = knn_probability(found, temperature, lm_PV.shape[1])
+    realm_PV = realm_probability(model, kb.tokens, index, test, config)
+    right_Q = spans_predicted(realm_PV, test)
     report: KnnJson = {
         "n": len(test),
         "entries": len(store.value_N),
         "knn_weight": weight,
         "temperature": temperature,
-        "model": _scored(lm_PV, test),
-        "knn_lm": _scored(mix(lm_PV, knn_PV, weight), test),
-        "realm": _scored(realm_probability(model, kb.tokens, index, test, config), test),
+        "model": _scored(lm_PV, test, right_Q),
+        "knn_lm": _scored(mix(lm_PV, knn_PV, weight), test, right_Q),
+        "realm": _scored(realm_PV, test),
     }
     write_json(folder / "report.json", report)
     return report
@@ -386,24 +393,36 @@ def _nats(probability_PV: Tensor, target_P: Tensor) -> float:
     return float(-probability_PV.gather(1, target_P[:, None]).clamp_min(1e-30).log().mean())
 
 
-def _scored(probability_PV: Tensor, queries: Sequence[MaskedQuery]) -> Predicted:
-    target_P = _targets(queries)
-    right_P = (probability_PV.argmax(dim=1) == target_P).numpy()
+def spans_predicted(probability_PV: Tensor, queries: Sequence[MaskedQuery]) -> np.ndarray:
+    """Whether all wordpieces of the span of each query have the highest probability -> bool [Q]."""
+    right_P = (probability_PV.argmax(dim=1) == _targets(queries)).numpy()
     ends = np.cumsum([len(query.targets) for query in queries])
-    spans = [part.all() for part in np.split(right_P, ends[:-1])]
+    return np.array([part.all() for part in np.split(right_P, ends[:-1])])
+
+
+def _scored(
+    probability_PV: Tensor, queries: Sequence[MaskedQuery], realm_Q: np.ndarray | None = None
+) -> Predicted:
+    right_Q = spans_predicted(probability_PV, queries)
     return {
-        "span_accuracy": round(100 * float(np.mean(spans)), 2),
-        "nats": round(_nats(probability_PV, target_P), 3),
+        "span_accuracy": percent(right_Q.mean()),
+        "span_accuracy_ci95": [percent(end) for end in wilson_interval(int(right_Q.sum()), len(right_Q))],
+        "less": None if realm_Q is None else paired_difference(realm_Q, right_Q, 1),
+        "nats": round(_nats(probability_PV, _targets(queries)), 3),
     }
 
 
 def table(report: KnnJson) -> list[list[str]]:
     """The report as rows of cells; the first row is the heading."""
     named = (("the model alone", "model"), ("kNN-LM", "knn_lm"), ("REALM", "realm"))
-    rows = [[f"{report['n']:,} masked facts", "spans predicted completely, %", "nats per wordpiece"]]
+    heading = ["spans predicted completely, % (95% interval)", "REALM minus row", "nats per wordpiece"]
+    rows = [[f"{report['n']:,} masked facts", *heading]]
     for label, key in named:
         one: Predicted = report[key]  # type: ignore[literal-required]
-        rows.append([label, f"{one['span_accuracy']:.1f}", f"{one['nats']:.3f}"])
+        interval, less = one.get("span_accuracy_ci95"), one.get("less")
+        known = "" if interval is None else f" ({interval[0]:.1f}-{interval[1]:.1f})"
+        minus = "-" if less is None else difference(less)
+        rows.append([label, f"{one['span_accuracy']:.1f}{known}", minus, f"{one['nats']:.3f}"])
     return rows
 
 

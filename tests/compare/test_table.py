@@ -339,6 +339,12 @@ def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) ->
     (home.folder / "other.json").write_text(json.dumps(other))
     assert cli.main([*words, "--check", str(home.folder / "other.json")]) == 2
     assert "start ict, masked facts, first 5" in capsys.readouterr().err
+    other = copy.deepcopy(compared)
+    other["masked_facts"]["knn_lm"]["span_accuracy"] += 50
+    (home.folder / "other.json").write_text(json.dumps(other))
+    assert cli.main([*words, "--check", str(home.folder / "other.json")]) == 2
+    assert "masked facts, knn_lm, spans" in capsys.readouterr().err
+    other = copy.deepcopy(compared)
     for start in other["starts"].values():
         del start["facts"]  # as in a report of an earlier version
     (home.folder / "other.json").write_text(json.dumps(other))

@@ -26,6 +26,7 @@ from realm.systems.knn_lm import (
     mix,
     nearest,
     open_datastore,
+    spans_predicted,
 )
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
 from tests.schemas import assert_holds
@@ -275,9 +276,25 @@ def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_fold
     assert cli.main([*words, "--set", "device=cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert_holds(KnnJson, report)
-    assert report["n"] > 0
+    assert report["n"] > 0 and report["realm"]["less"] is None
+    for name in ("model", "knn_lm"):
+        one, share = report[name], report[name]["span_accuracy"]
+        assert one["less"]["points"] == pytest.approx(report["realm"]["span_accuracy"] - share, abs=0.011)
+        low, high = one["span_accuracy_ci95"]
+        assert 0 <= low <= share <= high <= 100 and low < high
     assert cli.main([*words, "--set", "device=cpu"]) == 0
-    assert "kNN-LM" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "kNN-LM" in shown and "REALM minus row" in shown
+    earlier = dict(report, model={"span_accuracy": 1.0, "nats": 2.0})  # a report of an earlier version
+    assert knn_lm.table(earlier)[1] == ["the model alone", "1.0", "-", "2.000"]
+
+
+def test_a_span_is_predicted_if_all_its_wordpieces_are(queries) -> None:
+    spans = [[3, 1], [4, 2, 0], [1]]
+    some = [queries[0]._replace(targets=np.array(span)) for span in spans]
+    predicted = [3, 1, 4, 2, 1, 1]  # the last wordpiece of the second span is wrong
+    probability_PV = torch.eye(5)[predicted]
+    assert spans_predicted(probability_PV, some).tolist() == [True, False, True]
 
 
 def test_a_corpus_without_masked_facts_is_refused(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
