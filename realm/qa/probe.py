@@ -26,7 +26,6 @@ from realm.model.losses import passage_utility, retrieval_utility
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.scoring.metrics import RANKS, RECALL_AT, recall_at
-from realm.search.bm25 import Bm25Index
 from realm.search.exact import PassageIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
@@ -125,35 +124,25 @@ def first_positives(
     )
 
 
-def first_positives_bm25(
-    queries: Sequence[MaskedQuery], kb: KnowledgeBase, depth: int = max(RANKS)
-) -> np.ndarray:
-    """The ranks of `first_positives`, but for a BM25 search with the unmasked words of each query -> [B]."""
-    index, texts = Bm25Index(kb.titles, kb.texts()), _unmasked(queries, kb)
-    return _ranks(
-        queries, lambda rows, k: index.search([texts[row] for row in rows], k).number_BK, kb.tokens, depth
-    )
-
-
-def first_positives_hybrid(
+def first_positives_by(
+    method: Literal["bm25", "hybrid"],
     queries: Sequence[MaskedQuery],
-    query_BD: Tensor,
     retriever: Retriever,
     kb: KnowledgeBase,
+    query_BD: Tensor | None = None,
     depth: int = max(RANKS),
 ) -> np.ndarray:
-    """The ranks of `first_positives`, but for a search by vectors and by the unmasked words of each query together -> [B]."""
-    texts = _unmasked(queries, kb)
-    return _ranks(
-        queries,
-        lambda rows, k: retriever.search([texts[row] for row in rows], k, "hybrid", query_BD[rows])[1],
-        kb.tokens,
-        depth,
-    )
+    """The ranks of `first_positives`, but for a search by the unmasked words of each query -> [B].
 
+    A hybrid search also uses the vectors `query_BD`.
+    """
+    texts = [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
 
-def _unmasked(queries: Sequence[MaskedQuery], kb: KnowledgeBase) -> list[str]:
-    return [kb.tokenizer.decode(q.ids[q.ids != kb.tokenizer.mask_id]) for q in queries]
+    def search(rows: list[int], k: int) -> np.ndarray:
+        vectors = None if query_BD is None else query_BD[rows]
+        return retriever.search([texts[row] for row in rows], k, method, vectors)[1]
+
+    return _ranks(queries, search, kb.tokens, depth)
 
 
 def _ranks(
@@ -289,7 +278,7 @@ def probe(
         query_BD = embed_queries(model, queries)
         depth = max(RECALL_AT)
         ranks = (
-            first_positives_bm25(queries, kb, depth)
+            first_positives_by("bm25", queries, Retriever(kb), kb, depth=depth)
             if method == "bm25"
             else first_positives(queries, query_BD, index, kb.tokens, depth)
         )

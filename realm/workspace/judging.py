@@ -21,7 +21,7 @@ from realm.masking.masked_queries import MaskedQuery
 from realm.model.device import autocast, choose_device
 from realm.model.folder import load_model
 from realm.progress import progress
-from realm.qa.probe import first_positives, first_positives_bm25, first_positives_hybrid
+from realm.qa.probe import first_positives, first_positives_by
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_bm25, question_ranks
 from realm.qa.scoring.metrics import RANKS, recall_at
@@ -87,7 +87,7 @@ def ranks_by_bm25(kb: KnowledgeBase, queries: Queries) -> Ranks:
     """Ranks of the first positives by BM25."""
     found: Ranks = {}
     if queries.facts:
-        found["masked_facts"] = first_positives_bm25(queries.facts, kb)
+        found["masked_facts"] = first_positives_by("bm25", queries.facts, Retriever(kb), kb)
     if queries.questions:
         found["made_questions"] = evaluate_bm25(kb, queries.questions).first_hit_N
     return found
@@ -103,7 +103,9 @@ def ranks_of(path: str, kb: KnowledgeBase, queries: Queries, device: str, descri
         if queries.facts:
             query_BD = embed_queries(model, queries.facts)
             found.vectors["masked_facts"] = first_positives(queries.facts, query_BD, index, kb.tokens)
-            found.hybrid["masked_facts"] = first_positives_hybrid(queries.facts, query_BD, retriever, kb)
+            found.hybrid["masked_facts"] = first_positives_by(
+                "hybrid", queries.facts, retriever, kb, query_BD
+            )
             bar.update(len(queries.facts))
         if queries.questions:
             asked = queries.questions

@@ -15,8 +15,7 @@ from realm.model.folder import load_model
 from realm.qa.probe import (
     ProbeConfig,
     first_positives,
-    first_positives_bm25,
-    first_positives_hybrid,
+    first_positives_by,
     probe,
     read_queries,
 )
@@ -122,7 +121,7 @@ def test_first_positives_of_bm25_are_searched_with_the_visible_words(tiny_kb, qu
         visible = " ".join(w for w in tiny_kb.tokenizer.tokens(query.ids) if w != "[MASK]")
         row = Bm25Index(tiny_kb.titles, tiny_kb.texts()).search([visible], 28).number_BK[0]
         order.append([n for n in row.tolist() if n >= 0])
-    ranks = first_positives_bm25(queries, tiny_kb, 20)
+    ranks = first_positives_by("bm25", queries, Retriever(tiny_kb), tiny_kb, depth=20)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, 20)
 
 
@@ -135,7 +134,7 @@ def test_first_positives_of_a_hybrid_search_are_those_of_the_search_for_answers(
         visible = " ".join(w for w in tiny_kb.tokenizer.tokens(query.ids) if w != "[MASK]")
         _, number_BK = retriever.search([visible], 28, "hybrid", vectors[row : row + 1])
         order.append(number_BK[0].tolist())
-    ranks = first_positives_hybrid(queries, vectors, retriever, tiny_kb, 20)
+    ranks = first_positives_by("hybrid", queries, retriever, tiny_kb, vectors, 20)
     assert ranks.tolist() == plain_ranks(tiny_kb, queries, order, 20)
 
 
