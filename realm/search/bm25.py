@@ -62,21 +62,18 @@ class Bm25Index:
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def has_words(self) -> bool:
-        """Whether any passage contains a word that is not a stop word."""
-        return self._bm25 is not None
-
     def save(self, folder: Path) -> None:
-        """Writes the index into a folder. `has_words` must be True."""
-        assert self._bm25 is not None
-        self._bm25.save(folder, show_progress=False)
+        """Writes the index into a folder; an index without words has no files."""
+        if self._bm25 is not None:
+            self._bm25.save(folder, show_progress=False)
 
     @classmethod
     def load(cls, folder: Path, count: int) -> Self:
         """Maps into memory an index that `save` wrote; `count` is the number of passages of this index."""
         loaded = cls([], [])
-        loaded._count, loaded._bm25 = count, bm25s.BM25.load(folder, mmap=True, show_progress=False)
+        loaded._count = count
+        if any(folder.glob("*.npy")):
+            loaded._bm25 = bm25s.BM25.load(folder, mmap=True, show_progress=False)
         return loaded
 
     def search(self, questions: Sequence[str], k: int, match_N: np.ndarray | None = None) -> Ranking:

@@ -176,7 +176,7 @@ def train(
     source.check_tokenizer(model.tokenizer, init)
     source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
-    words = _bm25_of(kb) if config.bm25 else None
+    words = load_or_build_bm25(kb) if config.bm25 else None
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))
     # A held-out passage of Z is also held out if X contains the same passage.
     passages = np.flatnonzero(~held_out(source.ids, kb.config.held_out))
@@ -265,13 +265,6 @@ def _nothing_to_mask(source: KnowledgeBase, config: PretrainConfig) -> InputErro
         f"{source.folder} has no {what} to mask in passages that are not held out: use more text, another tagger or another "
         "value of masking"
     )
-
-
-def _bm25_of(kb: KnowledgeBase) -> Bm25Index:
-    """The BM25 index, which the main process builds before the others read it."""
-    words = load_or_build_bm25(kb) if distributed.is_main_process() else None
-    distributed.barrier()
-    return load_or_build_bm25(kb) if words is None else words
 
 
 def bm25_hits(

@@ -1,11 +1,15 @@
 """The stored BM25 index: used while it is intact and of the same passages, else built again."""
 
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from realm.checksums import check_folder
+from realm.folders import LOCK
 from realm.search import stored_bm25 as words
 from realm.search.bm25 import Bm25Index
 from realm.search.stored_bm25 import WORDS, load_or_build_bm25
@@ -24,7 +28,7 @@ def kb(tiny_kb, tmp_path) -> KnowledgeBase:
 
 
 def saved(kb: KnowledgeBase) -> Path:
-    (folder,) = (kb.folder / WORDS).iterdir()
+    (folder,) = (one for one in (kb.folder / WORDS).iterdir() if one.name != LOCK)
     return folder
 
 
@@ -59,13 +63,13 @@ def test_a_damaged_index_is_made_anew(kb, harm) -> None:
         file.write_bytes(content[: len(content) // 2])
     assert_ranks_as_one_made_now(load_or_build_bm25(kb), kb)
     assert {one.name for one in saved(kb).iterdir()} >= {"checksums.json", "indices.csc.index.npy"}
-    words.check_folder(saved(kb))
+    check_folder(saved(kb))
 
 
 def test_a_changed_knowledge_base_has_its_own_and_the_old_one_goes(kb) -> None:
     load_or_build_bm25(kb)
     before = saved(kb)
-    (kb.folder / WORDS / ".making-killed").mkdir()
+    (kb.folder / WORDS / f"{before.name}.writing").mkdir()  # of a killed process
     changed(
         kb.folder, lambda opened: opened.add([Document("zzz", "Zzz", "Zzz is a town.")], load_tagger("rules"))
     )
@@ -88,8 +92,34 @@ def test_a_folder_that_cannot_be_written_costs_only_the_copy_on_disk(kb) -> None
     assert_ranks_as_one_made_now(load_or_build_bm25(kb), kb)
 
 
-def test_passages_without_words_leave_nothing_on_disk(kb, monkeypatch) -> None:
+def test_an_index_without_words_is_stored_too(kb, monkeypatch) -> None:
     monkeypatch.setattr(KnowledgeBase, "titles", [""])
     monkeypatch.setattr(KnowledgeBase, "texts", lambda self: ["..."])
-    assert not load_or_build_bm25(kb).has_words
-    assert not (kb.folder / WORDS).exists()
+    for _ in range(2):
+        found = load_or_build_bm25(kb)
+        assert (found.search(["river"], 3).number_BK == -1).all()
+
+
+def test_processes_that_start_together_build_one_index(kb, monkeypatch) -> None:
+    built = []
+
+    class Slow(Bm25Index):
+        def __init__(self, titles: list[str], texts: list[str]):
+            if titles:
+                built.append(1)
+                time.sleep(0.2)
+            super().__init__(titles, texts)
+
+    monkeypatch.setattr(words, "Bm25Index", Slow)
+    found: list[Bm25Index] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(load_or_build_bm25(KnowledgeBase.open(kb.folder))))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1 and len(found) == 3
+    for one in found:
+        assert_ranks_as_one_made_now(one, kb)
