@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from realm.errors import ConflictError, WriteFailed, reason, way_out
+from realm.errors import ConflictError, InputError, WriteFailed, reason, way_out
 from realm.files import read_json, write_json
 
 MANIFEST = "realm.json"
@@ -166,6 +166,9 @@ def make_once(
 
     `make` fills a temporary folder, which then replaces `folder`. With `continues`, the temporary folder has the files that a
     killed call with the same `made_of` left.
+
+    Raises:
+        InputError: `folder` has files, but not `file`: it was not made by this function, and is not replaced.
     """
 
     def made(where: Path) -> bool:
@@ -173,6 +176,7 @@ def make_once(
 
     if made(folder):
         return
+    check_made(folder, file)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with one_writer(folder.parent):
         if made(folder):  # by another process, meanwhile
@@ -184,6 +188,16 @@ def make_once(
             write_json(aside / file, made_of)
         make(aside)
         replace_folder(aside, folder)
+
+
+def check_made(folder: Path, file: str) -> None:
+    """Checks that `make_once` may make or replace a folder: it is new, or has the JSON file `file` of an earlier call.
+
+    Raises:
+        InputError: the folder has other files.
+    """
+    if not (is_new(folder) or (folder / file).is_file()):
+        raise InputError(f"{folder} exists already and has other files: choose another folder")
 
 
 def restore(target: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from realm import folders
+from realm.errors import InputError
+from realm.files import read_json
 from realm.folders import make_once, one_writer, replace_folder, restore
 
 
@@ -173,3 +175,16 @@ def test_a_folder_that_several_threads_need_is_made_once_and_without_leftovers(t
             done.result()
     assert len(calls) == 1
     assert {file.name for file in (tmp_path / "made").iterdir()} == {"content", "of.json"}
+
+
+def test_a_folder_with_other_files_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for folder in (tmp_path / "mine", tmp_path / "mine" / "thesis.txt"):
+        with pytest.raises(InputError, match="has other files: choose another folder"):
+            make_once(folder, "of.json", {"of": "1"}, lambda aside: None)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+    make_once(tmp_path / "made", "of.json", {"of": "1"}, lambda aside: None)
+    make_once(tmp_path / "made", "of.json", {"of": "2"}, lambda aside: None)  # its own folder
+    assert read_json(tmp_path / "made" / "of.json") == {"of": "2"}

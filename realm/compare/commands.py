@@ -13,7 +13,7 @@ from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, 
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.stages.parallel import Chain
 from realm.stages.runner import Section, Stage
-from realm.store.vectors import folder_of
+from realm.store.vectors import first_commit_of
 from realm.systems.system import SYSTEM, is_system
 
 
@@ -209,7 +209,7 @@ def _build(plan: Plan, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
 
 
 def _index(plan: Plan, kb: Path, model: Path, section: Section, name: str) -> Stage:
-    makes = folder_of(kb, read_manifest(model)["passage_fingerprint"])
+    makes = first_commit_of(kb, read_manifest(model)["passage_fingerprint"])
     argv = _command(plan, "index", kb=kb, model=model)
     return Stage(section, name, argv, makes, quiet=True)
 

@@ -37,6 +37,7 @@ from realm.folders import TABLE_KEY, one_writer, remove
 from realm.keys import Lookup
 from realm.settings import config_from
 from realm.store.tables.table import (
+    VERSIONS,
     commit,
     newest_version,
     open_table,
@@ -92,6 +93,11 @@ class Vectors(NamedTuple):
 def folder_of(kb: Path, model: str) -> Path:
     """Folder of the vectors of the model with this fingerprint."""
     return kb / "indexes" / model
+
+
+def first_commit_of(kb: Path, model: str) -> Path:
+    """Folder that exists as soon as vectors of the model with this fingerprint were committed."""
+    return folder_of(kb, model) / TABLE / VERSIONS
 
 
 def folders(kb: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from torch import Tensor
 from realm.checksums import checksums_of
 from realm.errors import InputError, at_least
 from realm.files import read_json, write_json
-from realm.folders import make_once
+from realm.folders import check_made, make_once
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, count_targets, each_span, repeats_text
@@ -46,6 +46,7 @@ ROWS = 256
 """Number of masked sentences per forward pass without passages."""
 READ_AT_ONCE = 16
 """Number of masked sentences per forward pass with retrieved passages."""
+DATASTORE = "datastore.json"
 WRITTEN = "written.json"
 ENCODER = "encoder/model.safetensors"
 """The weights of the encoder in the folder of a model."""
@@ -135,7 +136,7 @@ def open_datastore(
         made_of["passages"] = str(config.passages)
     make_once(
         folder,
-        "datastore.json",
+        DATASTORE,
         made_of,
         lambda aside: _write_datastore(model, kb.tokens, aside, config),
         continues=True,
@@ -297,8 +298,10 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     The datastore and the report (report.json) are saved in `folder`.
 
     Raises:
-        InputError: the model and the knowledge base do not belong together, the index is missing, or there are too few queries.
+        InputError: the model and the knowledge base do not belong together, the index is missing, there are too few queries, or
+            `folder` has other files.
     """
+    check_made(folder, DATASTORE)
     model, index, spans = open_for_probe(kb, model_path, config.device)
     queries = held_out_queries(kb, model.lengths.query - 2, config.queries, spans)
     dev, test = queries[::2], queries[1::2]

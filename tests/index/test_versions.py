@@ -315,6 +315,21 @@ def test_a_killed_build_goes_on_and_ends_as_if_it_never_was(
     assert not list((tmp_path / "index").glob("unfinished-*"))
 
 
+def test_a_killed_build_is_not_taken_for_an_index_by_the_commands_that_run_stages(
+    own_kb, tiny_model, tiny_model_folder, stops
+) -> None:
+    folder = index_folder(own_kb, tiny_model)
+    shutil.rmtree(folder)
+    done = vectors.first_commit_of(own_kb.folder, tiny_model.compute_passage_fingerprint())
+    stops[0] = 3
+    with pytest.raises(KeyboardInterrupt):
+        build_index(own_kb, str(tiny_model_folder), CONFIG)
+    assert folder.is_dir() and not done.exists()
+    stops[0] = 1000
+    build_index(own_kb, str(tiny_model_folder), CONFIG)
+    assert done.is_dir()
+
+
 def test_additions_that_were_being_embedded_go_on_too(own_kb, tiny_model, tiny_model_folder, stops) -> None:
     own_kb.add(
         [Document(f"Oak {n}", f"Oak {n} lies on the river Tarn.", f"o{n}") for n in range(30)], TinyTagger()

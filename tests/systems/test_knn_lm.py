@@ -297,6 +297,16 @@ def test_a_span_is_predicted_if_all_its_wordpieces_are(queries) -> None:
     assert spans_predicted(probability_PV, some).tolist() == [True, False, True]
 
 
+def test_a_folder_with_other_files_is_refused_and_stays(own_kb, tiny_model_folder, tmp_path, capsys) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    words = ["knn", "--kb", str(own_kb.folder), "--model", str(tiny_model_folder), "--out", str(mine)]
+    assert cli.main(words) == 2
+    assert f"{mine} exists already and has other files" in capsys.readouterr().err
+    assert [one.read_text() for one in mine.iterdir()] == ["years of work"]
+
+
 def test_a_corpus_without_masked_facts_is_refused(tiny_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(knn_lm, "held_out_queries", lambda *_: [])
     with pytest.raises(InputError, match="held-out masked facts"):

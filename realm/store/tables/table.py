@@ -45,6 +45,8 @@ TRIES = 5
 _COLUMN_BUFFER, _BUFFER = 8 << 20, 32 << 20
 """Most bytes of a column, and of all columns, that wait in memory until they fill a page of a data file. By default, Lance
 limits only the bytes of a column, and a table of passages has at least 20 columns."""
+VERSIONS = "_versions"
+"""Folder of a table that Lance makes with the first commit."""
 _LAST = 2**64 - 1
 """The file name of the manifest of version v is this number minus v."""
 
@@ -409,12 +411,12 @@ def writing_table(path: Path) -> Iterator[None]:
 
 def manifest_of(path: Path, version: int) -> Path:
     """The manifest file of a version."""
-    return path / "_versions" / f"{_LAST - version:020d}.manifest"
+    return path / VERSIONS / f"{_LAST - version:020d}.manifest"
 
 
 def versions_of(path: Path) -> list[int]:
     """Numbers of the versions on disk, oldest first, read from file names only."""
-    names = [file.stem for file in (path / "_versions").glob("*.manifest")]
+    names = [file.stem for file in (path / VERSIONS).glob("*.manifest")]
     return sorted(_LAST - int(name) for name in names if name.isdecimal())
 
 
@@ -467,7 +469,7 @@ def _lost(path: Path) -> Iterator[str]:
 
 def _lost_version(path: Path) -> tuple[int, int | None] | None:
     """The newest version with a recorded digest, if it is missing, and the newest version that is there."""
-    name = re.compile(rf"{re.escape(path.name)}/_versions/(\d{{20}})\.manifest")
+    name = re.compile(rf"{re.escape(path.name)}/{VERSIONS}/(\d{{20}})\.manifest")
     committed = [_LAST - int(found[1]) for found in map(name.fullmatch, recorded_digests(path)) if found]
     # The digests are read before the names of the versions, because another process can commit a version in between.
     newest = newest_version(path)
