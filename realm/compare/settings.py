@@ -111,6 +111,8 @@ class TableConfig:
     def __post_init__(self) -> None:
         if not self.seeds:
             raise ValueError("seeds is empty: give at least one seed")
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds is {list(self.seeds)}: each seed must be there only once")
         if not 0 <= self.answer_seeds <= len(self.seeds):
             raise ValueError(
                 f"answer_seeds is {self.answer_seeds}: it must be 0 to {len(self.seeds)}, the number of seeds"

@@ -165,6 +165,7 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
         (["--check", "q.jsonl", "--tolerance", "nan"], "'nan' is not a number from 0 to 100"),
         (["--rows", "published"], "published needs published weights"),
         (["--set", "data.documents=-1"], "documents is -1"),
+        (["--set", "seeds=[0, 0]", "--set", "answer_seeds=2"], "each seed must be there only once"),
     ],
 )
 def test_what_cannot_be_used_is_one_line_before_the_first_stage(

@@ -325,6 +325,15 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_training_times_of_a_table_do_not_depend_on_its_path(home, compared, tmp_path) -> None:
+    shutil.copytree(home.table1, tmp_path / "moved")
+    assert cli.main(home.words("compare", tmp_path / "moved")) == 0
+    report = json.loads((tmp_path / "moved" / "table1.json").read_text())
+    for name, row in compared["rows"].items():
+        assert report["rows"][name]["seconds"] == row["seconds"], name
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) -> None:
     words = home.words("compare", home.table1)
     assert cli.main([*words, "--check", str(home.table1 / "table1.json")]) == 0
