@@ -120,32 +120,6 @@ def retrieve_to_file(
     write_json_lines(out, lines())
 
 
-def evaluate(
-    answerer: Answerer,
-    questions: Sequence[Question],
-    method: Method | None = None,
-    unanswerable: bool = False,
-    gold: bool = False,
-) -> evaluation.Report:
-    """Scores the passages that `method` retrieves, and the answers that the span reader finds in the best passages.
-
-    Args:
-        method: how passages are ranked; None: the default of the answerer.
-        unanswerable: also answer each question without its positives, to measure how often a wrong answer is declined.
-        gold: read all passages of the document that each question names (`document_id`), in the order of the document, in place
-            of retrieved passages.
-
-    Raises:
-        InputError: `gold` is set, and a question names no document or an unknown document; or `gold` or `unanswerable` is set,
-            and the model has no span reader.
-    """
-    if answerer.model.span_reader is None:
-        if gold or unanswerable:
-            raise InputError(NEEDS_READER)
-        return evaluate_retrieval(answerer, questions, method)
-    return ask(answerer, questions, method, unanswerable, gold).report(questions, answerer.threshold)
-
-
 class Answered(NamedTuple):
     """The best answers to questions, in the order of the questions."""
 
@@ -202,9 +176,16 @@ def ask(
     gold: bool = False,
     kept: KeptAnswers | None = None,
 ) -> Answered:
-    """Retrieves passages and answers the questions, except for the questions whose answers are kept.
+    """Retrieves passages, and finds the best answers with the span reader, except for the questions whose answers are kept.
 
-    All other arguments, and errors, are as in `evaluate`.
+    Args:
+        method: how passages are ranked; None: the default of the answerer.
+        unanswerable: also answer each question without its positives, to measure how often a wrong answer is declined.
+        gold: read all passages of the document that each question names (`document_id`), in the order of the document, in place
+            of retrieved passages.
+
+    Raises:
+        InputError: the model has no span reader; or `gold` is set, and a question names no document or an unknown document.
     """
     if answerer.model.span_reader is None:
         raise InputError(NEEDS_READER)

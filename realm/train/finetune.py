@@ -40,7 +40,7 @@ from realm.model.scores import own_scores
 from realm.model.span_reader import Objective, SpanConfig, SpanReader
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question, digest_of
-from realm.qa.question_sets import evaluate
+from realm.qa.question_sets import ask
 from realm.qa.scoring.metrics import Containment
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
@@ -429,7 +429,7 @@ class Best(BestWeights):
         """Answers the dev questions, logs the scores, and keeps the weights if they are the best."""
         if not self._dev:
             return
-        report = evaluate(self._answerer, self._dev).as_dict()
+        report = ask(self._answerer, self._dev).report(self._dev, self._answerer.threshold).as_dict()
         assert report["em"] is not None  # the model has a span reader
         self._run.log({"dev_em": report["em"], "dev_f1": report["f1"], "dev_recall_5": report["recall"]["5"]})
         self.keep(report["em"])

@@ -21,7 +21,7 @@ from realm.model.span_reader import SpanConfig
 from realm.qa.calibrating import calibrate
 from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer
 from realm.qa.question_files import Question
-from realm.qa.question_sets import evaluate
+from realm.qa.question_sets import ask
 from realm.qa.scoring.metrics import normalise_answer
 from realm.settings import read_config
 from realm.tokens.layouts import reading_inputs
@@ -327,7 +327,8 @@ def test_every_command_that_answers_takes_the_reader(
     assert cli.main(["answer", QUESTIONS[0].question, *shared]) == 0
     assert json.loads(capsys.readouterr().out)["answers"][0]["text"] == expected[0]
     assert cli.main(["evaluate", "--questions", str(file), *shared]) == 0
-    assert json.loads(capsys.readouterr().out)["em"] == evaluate(answerer, QUESTIONS).as_dict()["em"]
+    report = ask(answerer, QUESTIONS).report(QUESTIONS, answerer.threshold)
+    assert json.loads(capsys.readouterr().out)["em"] == report.as_dict()["em"]
     assert cli.main(["evaluate", "--questions", str(file), "--method", "bm25", *shared[:2], *shared[4:]]) == 2
     with pytest.raises(InputError, match=r"realm convert .* OUT --retriever"):
         calibrate(kb, name, QUESTIONS, "dense", config)

@@ -22,7 +22,7 @@ from realm.interop.weight_names import Conversion, convert
 from realm.model.folder import load_model
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
-from realm.qa.question_sets import evaluate
+from realm.qa.question_sets import ask
 from realm.store import vectors
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.tokenizer import Tokenizer
@@ -217,7 +217,8 @@ def test_a_converted_model_evaluates(nq: Path) -> None:
     questions = [
         Question(str(n), told["question"], (told["answer"],), False) for n, told in enumerate(TOLD[:3])
     ]
-    assert evaluate(answerer, questions).as_dict()["em"] == 100.0
+    report = ask(answerer, questions).report(questions, answerer.threshold)
+    assert report.as_dict()["em"] == 100.0
 
 
 def test_vectors_in_16_bits_take_half_and_find_the_same(tmp_path: Path) -> None:

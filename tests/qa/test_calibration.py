@@ -17,15 +17,20 @@ from realm.model.manifest import read_manifest, set_calibration
 from realm.qa.calibrating import CalibrationJson, calibrate
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
-from realm.qa.question_sets import evaluate
+from realm.qa.question_sets import ask
 from realm.qa.scoring import calibration
 from realm.qa.scoring.calibration import Confidence, Evidence, calibration_error, fit
+from realm.qa.scoring.evaluation import Report
 from realm.train.finetune import start_reader
 from tests.test_schemas import assert_holds
 
 CONFIG = AnswerConfig(device="cpu")
 TOO_SURE = Calibration(slope=0.5, offset=-0.8)
 WARY = Calibration(slope=0.5, inner=0.3, span=0.2, offset=-3.0)
+
+
+def reported(answerer, questions, *flags, **named) -> Report:
+    return ask(answerer, questions, *flags, **named).report(questions, answerer.threshold)
 
 
 def drawn(count: int, curve: Calibration = TOO_SURE, seed: int = 0) -> tuple[Evidence, np.ndarray, Evidence]:
@@ -182,7 +187,7 @@ def test_calibrate_changes_the_probabilities_of_answers_and_nothing_else(
     for one, was in zip(others, were, strict=True):
         assert one.probability / was.probability == pytest.approx(others[0].probability / were[0].probability)
     assert sum(one.probability for one in after.answers) < 1
-    measured = evaluate(answerer, questions, unanswerable=True)
+    measured = reported(answerer, questions, unanswerable=True)
     np.testing.assert_allclose(
         measured.confidence.probability_N, found.after.confidence.probability_N, rtol=1e-5
     )
@@ -206,7 +211,7 @@ def test_questions_without_their_passages_are_read_from_the_best_of_the_others(
 ) -> None:
     answerer = Answerer.load(str(tiny_kb.folder), str(qa_folder), CONFIG)
     question = Question("1", "on which river lies Arden?", ("Ouse",))
-    measured = evaluate(answerer, [question], method, unanswerable=True).confidence
+    measured = reported(answerer, [question], method, unanswerable=True).confidence
     scores, ranked = answerer.retrieve([question.question], len(tiny_kb), method)
     added = dict(zip(ranked[0].tolist(), scores[0] * (method == "hybrid"), strict=True))
     others = [n for n in ranked[0].tolist() if "Ouse" not in tiny_kb.passages([n])[0].text][:5]
@@ -223,14 +228,14 @@ def test_gold_passages_are_those_of_the_document_that_a_question_names(tiny_kb, 
     documents = [passage.document_id for passage in tiny_kb]
     names = [documents[0], max(documents, key=documents.count)]
     questions = [Question(name, "who built the tower?", ("nobody",), document_id=name) for name in names]
-    report = evaluate(answerer, questions, gold=True)
+    report = reported(answerer, questions, gold=True)
     for question, probability in zip(questions, report.confidence.probability_N, strict=True):
         own = [n for n, name in enumerate(documents) if name == question.document_id]
         (said,) = answerer.answer_from([question.question], np.array([own]))
         assert probability == pytest.approx(said.answers[0].probability, rel=1e-4)
     for name, problem in (("", "names no document"), ("d99", "names document 'd99'")):
         with pytest.raises(InputError, match=problem):
-            evaluate(answerer, [questions[0]._replace(document_id=name)], gold=True)
+            reported(answerer, [questions[0]._replace(document_id=name)], gold=True)
 
 
 def test_no_answer_takes_its_share_where_the_reader_may_find_none(tiny_kb, qa_folder, tmp_path) -> None:
@@ -278,7 +283,7 @@ def test_the_method_of_the_calibration_is_the_default_method(
     for said, ranked in zip(after.answer_batch(asked), expected["hybrid"], strict=True):
         assert [one.id for one in said.passages] == [one.id for one in tiny_kb.passages(ranked)]
     assert [one.id for one in after.passages(asked[0], 5)] == [tiny_kb.ids[n] for n in expected["hybrid"][0]]
-    assert evaluate(after, questions).as_dict() == evaluate(after, questions, "hybrid").as_dict()
+    assert reported(after, questions).as_dict() == reported(after, questions, "hybrid").as_dict()
     (tmp_path / "q.jsonl").write_text(json.dumps({"question": asked[0]}))
     words = ["retrieve", "--kb", kb, "--model", str(folder), "--questions", str(tmp_path / "q.jsonl")]
     assert (

@@ -20,7 +20,8 @@ from realm.qa import pipeline, question_sets
 from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage, _around
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
-from realm.qa.question_sets import evaluate, question_ranks, retrieve_to_file
+from realm.qa.question_sets import ask, evaluate_retrieval, question_ranks, retrieve_to_file
+from realm.qa.scoring.evaluation import Report
 from realm.qa.scoring.metrics import first_hit, normalise_answer
 from realm.search.bm25 import Bm25Index
 from realm.search.retriever import Retriever
@@ -88,12 +89,12 @@ def test_answers_are_slices_of_their_passages(answerer, tiny_kb) -> None:
 
 @pytest.mark.parametrize("method", ["dense", "bm25", "hybrid"])
 def test_a_question_with_half_of_a_surrogate_pair_is_one_clear_error(answerer, method) -> None:
-    for ask in (
+    for call in (
         lambda: answerer.answer_batch(["\ud83d where?"], method),
         lambda: answerer.passages("\ud83d where?", 5, method),
     ):
         with pytest.raises(InputError, match=r"^'\\ud83d where\?' has one half of a surrogate pair$"):
-            ask()
+            call()
 
 
 def test_an_evaluation_reads_as_many_passages_as_an_answer(tiny_kb, qa_folder, monkeypatch) -> None:
@@ -346,9 +347,13 @@ def test_file_that_cannot_be_finished_leaves_the_old_one(
 # -- evaluation
 
 
+def reported(answerer, questions, method=None) -> Report:
+    return ask(answerer, questions, method).report(questions, answerer.threshold)
+
+
 def test_evaluation_without_a_span_reader_counts_recall_only(tiny_kb, tiny_model_folder) -> None:
     answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), CONFIG)
-    report = evaluate(answerer, QUESTIONS).as_dict()
+    report = evaluate_retrieval(answerer, QUESTIONS).as_dict()
     assert report["n"] == 14 and report["em"] is report["em_ci95"] is report["f1"] is None
     ranks = []
     for question in QUESTIONS:
@@ -370,13 +375,13 @@ def test_evaluation_scores_the_first_answer(answerer) -> None:
         Question(str(n), q.question, (answerer.answer(q.question).answers[0].text if n % 2 else "no",))
         for n, q in enumerate(QUESTIONS)
     ]
-    assert evaluate(answerer, questions).as_dict()["em"] == 50.0
+    assert reported(answerer, questions).as_dict()["em"] == 50.0
 
 
 @pytest.mark.parametrize("method", ["bm25", "hybrid"])
 def test_evaluation_reads_answers_from_the_passages_that_recall_counts(answerer, method) -> None:
     asked = [q._replace(answers=(best_by_hand(answerer, q.question, method)[1],)) for q in QUESTIONS[::2]]
-    dense, report = evaluate(answerer, asked), evaluate(answerer, asked, method)
+    dense, report = reported(answerer, asked), reported(answerer, asked, method)
     assert report.correct_N.all() and not dense.correct_N.all()
     for question, rank in zip(asked, report.first_hit_N, strict=True):
         ranked, _ = ranked_by_hand(answerer, question.question, method)
@@ -387,7 +392,7 @@ def test_evaluation_reads_answers_from_the_passages_that_recall_counts(answerer,
 @pytest.mark.parametrize("method", ["bm25", "hybrid"])
 def test_evaluation_accepts_a_question_without_bm25_passages(answerer, method) -> None:
     asked = [*QUESTIONS, Question("strange", "zzz qqq", ("x",))]
-    report = evaluate(answerer, asked, method).as_dict()
+    report = reported(answerer, asked, method).as_dict()
     assert report["n"] == 15 and report["recall"]["100"] is not None
 
 
@@ -400,7 +405,7 @@ def test_the_best_passages_are_the_same_however_many_are_asked_for(answerer, met
 
 
 def test_evaluation_report_is_the_contract(answerer) -> None:
-    report = evaluate(answerer, QUESTIONS).as_dict()
+    report = reported(answerer, QUESTIONS).as_dict()
     assert report.keys() == {"n", "em", "em_ci95", "f1", "recall", "mrr", "confidence"}
     assert list(report["recall"]) == ["1", "5", "20", "100"]
 
