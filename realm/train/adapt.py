@@ -25,7 +25,6 @@ Axis letters: B sentences, N passages including the null passage, H hidden, D em
 P passages read for all sentences, M masked tokens.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +37,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError, at_least
+from realm.files import new_file
 from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
 from realm.masking.held_out import held_out
@@ -298,12 +298,10 @@ def gain_table(judged: Sequence[Judged], passages: int) -> Tensor:
 
 def write_judged(judged: Sequence[Judged], file: Path) -> None:
     """Writes the judged sentences of a round. The file appears only when it is complete."""
-    aside = file.with_name(file.name + ".writing")
     columns = {name: [getattr(one, name) for one in judged] for name in Judged._fields}
-    pq.write_table(
-        pa.table({name: pa.array(rows, JUDGED_TYPES[name]) for name, rows in columns.items()}), aside
-    )
-    os.replace(aside, file)
+    table = pa.table({name: pa.array(rows, JUDGED_TYPES[name]) for name, rows in columns.items()})
+    with new_file(file) as aside:
+        pq.write_table(table, aside)
 
 
 def read_judged(file: Path) -> list[Judged]:

@@ -4,7 +4,6 @@ A checkpoint is written under a temporary name and then renamed. When a checkpoi
 """
 
 import contextlib
-import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 
 from realm.errors import DamagedError, WriteFailed, reason, way_out
-from realm.files import sync
+from realm.files import new_file, sync
 
 KEPT = 2
 """Number of checkpoints that stay on disk. If the newest checkpoint is damaged, the checkpoint before it is used."""
@@ -29,8 +28,8 @@ class Checkpoints:
         return sorted(self._folder.glob("checkpoint-*.pt"))
 
     def remove_unfinished(self) -> None:
-        """Removes the incomplete checkpoint of a killed run."""
-        for aside in self._folder.glob("checkpoint-*.writing"):
+        """Removes the incomplete files of a killed run."""
+        for aside in self._folder.glob(".*.tmp"):
             aside.unlink()
 
     def load_newest(
@@ -74,16 +73,11 @@ class Checkpoints:
             WriteFailed: the checkpoint cannot be written; earlier checkpoints stay.
         """
         file = self._folder / _name(step)
-        aside = file.with_name(file.name + ".writing")
         try:
-            with aside.open("wb") as stream:
+            with new_file(file) as aside, aside.open("wb") as stream:
                 torch.save(values, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            aside.replace(file)
             sync(self._folder)
         except (OSError, RuntimeError) as error:
-            aside.unlink(missing_ok=True)
             raise self.write_failed(file, error) from error
         for old in self.files()[:-KEPT]:
             old.unlink()

@@ -99,8 +99,12 @@ def test_checkpoint_that_dies_while_written_leaves_the_old_one(
         patch.setattr(torch, "save", die)
         with pytest.raises(PowerCut):
             train(load_model(tiny_model_folder), out, settings)
-    assert (tmp_path / "out.training" / "checkpoint-00000006.pt.writing").stat().st_size == 1000
-    train(load_model(tiny_model_folder), out, settings)
+    assert checkpoints(out) == ["checkpoint-00000003.pt"]
+    killed, left = tmp_path / "out.training" / ".checkpoint-00000006.pt.1.tmp", []
+    killed.write_bytes(b"half")
+    look = at(6, lambda: left.append(killed.exists()))
+    train(load_model(tiny_model_folder), out, settings, after_update=look)
+    assert left == [False]
     assert_same_result(out, plain)
 
 

@@ -9,7 +9,6 @@ Axis letters: N passages, H hidden, D embedding, n requested passages.
 import hashlib
 import json
 import logging
-import os
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from realm import distributed
 from realm.errors import writing
+from realm.files import new_file
 from realm.folders import one_writer
 from realm.index.embedding import pooled_states
 from realm.model.device import Precision, autocast, chosen
@@ -93,10 +93,8 @@ def _name(kb: KnowledgeBase, model: Model, precision: Precision) -> str:
 
 
 def _save(states_NH: np.ndarray, file: Path) -> None:
-    aside = file.with_suffix(".writing.npy")
-    with writing(aside):
-        np.save(aside, states_NH)
-        os.replace(aside, file)
+    with writing(file), new_file(file) as aside, aside.open("wb") as stream:
+        np.save(stream, states_NH)
 
 
 @torch.no_grad()
