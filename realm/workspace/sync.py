@@ -6,7 +6,7 @@ the sources no longer contain.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from realm.store.ingest import TABLE, DocumentsChanged, NoText, build, unfinishe
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import newest_version
-from realm.text.corpus import Document
+from realm.text.corpus import Document, PassagesConfig
 from realm.text.salient_spans import Tagger, load_tagger
 from realm.workspace.report import KB, read_report
 from realm.workspace.settings import FitConfig
@@ -159,15 +159,9 @@ class Sync:
         return KnowledgeBaseConfig(
             tokenizer=self.config.start,
             passage_tokens=self.start.lengths.passage,
-            tagger=self.config.tagger,
-            cut=self.config.cut,
-            passage_overlap=self.config.passage_overlap,
             held_out=held_out,
             sources=tuple(self.sources),
-            max_document_chars=self.config.max_document_chars,
-            title_field=self.config.title_field,
-            text_field=self.config.text_field,
-            id_field=self.config.id_field,
+            **{one.name: getattr(self.config, one.name) for one in fields(PassagesConfig)},
         )
 
     def _check_same(self, kb: KnowledgeBase, tagger: Tagger) -> None:
