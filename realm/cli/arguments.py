@@ -198,10 +198,9 @@ class Parser(argparse.ArgumentParser):
         self._written.append(self.add_argument(flag, metavar="FILE", required=required, help=help).dest)
         self._out_is_local = self._out_is_local or (flag == "--out" and not addresses)
 
-    def add_out(self, what: str, addresses: bool = False) -> None:
-        """Adds --out, the file or folder that a command writes; `what` is the help text. `addresses`: whether --out can be an
-        address on object storage."""
-        self._out_is_local = not addresses
+    def add_out(self, what: str) -> None:
+        """Adds --out, the file or folder that a command writes; `what` is the help text."""
+        self._out_is_local = True
         self.add_argument("--out", metavar="OUT", required=True, help=what)
 
     def add_sources(self, addresses: bool = True) -> None:

@@ -184,15 +184,8 @@ def _build(args: argparse.Namespace) -> None:
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer
 
-    flags = {
-        "tokenizer": args.tokenizer,
-        "tagger": args.tagger,
-        "sources": tuple(map(public_address, args.sources)),
-    }
-    config = settings(args, KnowledgeBaseConfig)
-    config = dataclasses.replace(
-        config, **{name: value for name, value in flags.items() if value is not None}
-    )
+    config = settings(args, KnowledgeBaseConfig, "tokenizer", "tagger")
+    config = dataclasses.replace(config, sources=tuple(map(public_address, args.sources)))
     if args.vocab_size is not None and args.tokenizer is not None:
         raise InputError("--vocab-size makes a tokenizer: leave out --tokenizer")
     reading, for_vocabulary = (None if args.strict else ReadingReport() for _ in range(2))
