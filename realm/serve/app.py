@@ -371,15 +371,8 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
     @api.get("/runs", name="runs", response_model=schemas.RunsOut, responses=documented(404, 503))
     async def list_runs() -> Response:
         """Lists the training runs, latest first."""
-        rows = [
-            {
-                "name": run.name,
-                "state": run.state,
-                "training": run.state == "training",
-                "changed": run.changed,
-            }
-            for run in await asyncio.to_thread(shown_runs)
-        ]
+        found = await asyncio.to_thread(shown_runs)
+        rows = [{"name": run.name, "state": run.state, "changed": run.changed} for run in found]
         return JSONResponse({"runs": rows})
 
     @api.get(
@@ -396,8 +389,7 @@ def _add_runs(api: APIRouter, folder: Path | None) -> None:
             raise HTTPException(
                 404, f"the run {name!r} has just ended or was removed: list the runs again"
             ) from None
-        state = {"state": run.state, "training": run.state == "training"}
-        return JSONResponse(state | metrics._asdict())
+        return JSONResponse({"state": run.state, **metrics._asdict()})
 
 
 def _corpus_name(kb: Path) -> str:

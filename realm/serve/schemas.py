@@ -388,7 +388,6 @@ class RunOut(_Out):
 
     name: str
     state: State
-    training: bool
     changed: float
 
 
@@ -402,7 +401,6 @@ class MetricsOut(_Out):
     """Lines of the metrics of a run. `next` is the byte at which the following lines begin."""
 
     state: State
-    training: bool
     rows: list[dict[str, Any]]
     damaged: int
     """Number of lines that are left out, because they are not JSON objects."""
