@@ -61,7 +61,7 @@ def _plan(args: argparse.Namespace) -> None:
 def _lines(plan: dict[str, Any]) -> Iterator[str]:
     """The plan as lines for a terminal."""
     from realm.progress import counted
-    from realm.stages.tables import aligned
+    from realm.qa.scoring.tables import aligned
 
     hardware, corpus = plan["hardware"], plan["corpus"]
     yield (

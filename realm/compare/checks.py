@@ -15,7 +15,7 @@ from realm.progress import counted
 from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
 from realm.qa.scoring.significance import paired_difference, percent
-from realm.stages.tables import difference
+from realm.qa.scoring.tables import difference
 
 
 class Deviation(TypedDict):

@@ -15,7 +15,7 @@ from realm.compare.results import (
 )
 from realm.compare.rows import label_of
 from realm.qa.scoring.metrics import RECALL_AT
-from realm.stages.tables import aligned, difference, fitting
+from realm.qa.scoring.tables import aligned, difference, fitting
 from realm.systems import knn_lm
 
 DASH = "-"

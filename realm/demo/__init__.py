@@ -22,9 +22,9 @@ from realm.qa.answers import Answers
 from realm.qa.pipeline import AnswerConfig
 from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import has_answer
+from realm.qa.scoring.tables import costs, paragraph
 from realm.stages.memory import PeakMemory
 from realm.stages.runner import Record, Section, run_stages
-from realm.stages.tables import costs, paragraph
 from realm.workspace.folder import Workspace
 
 __all__ = ["DemoConfig", "DemoRun", "run"]

@@ -5,17 +5,17 @@ All numbers come from files that the commands of the stages wrote. Recall and ex
 Axis letters: N questions.
 """
 
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
 import numpy as np
 
 from realm.demo.stages import DemoRun
 from realm.files import read_json
+from realm.qa.scoring.metrics import RANKS, Recall
 from realm.qa.scoring.significance import PairedDifference, paired_difference
-from realm.stages.tables import aligned, difference, paragraph
-from realm.workspace.report import AdaptationJson, FitJson, Recall, TestJson
+from realm.qa.scoring.tables import RECALL_HEAD, aligned, difference, paragraph, recall_cell
+from realm.workspace.report import AdaptationJson, FitJson, TestJson
 
-RANKS = ("1", "5", "20")
 LABELS = {"bm25": "BM25"}
 """Retriever -> label in the tables, if the label differs from the name."""
 
@@ -104,7 +104,7 @@ def _part(demo: DemoRun, part: str, names: tuple[str, ...], fit: FitJson) -> Par
         "questions": reports[last]["n"],
         "systems": {
             name: {
-                "found": {"1": found["recall"]["1"], "5": found["recall"]["5"], "20": found["recall"]["20"]},
+                "found": cast(Recall, {str(k): found["recall"][str(k)] for k in RANKS}),
                 "exact": found["em"],
                 "exact_ci95": found["em_ci95"],
             }
@@ -126,13 +126,13 @@ def lines(part: Part) -> list[str]:
     facts = part.get("masked_facts")
     heads = [f"{part['questions']:,} made questions"]
     heads += [] if facts is None else [f"{facts['n']:,} masked facts"]
-    ranks = "".join(f"{rank:>7}" for rank in RANKS)
-    rows = [["", *heads], ["% found in the first", ranks + "   exact", *[ranks] * (facts is not None)]]
+    head = [RECALL_HEAD + "   exact", *[RECALL_HEAD] * (facts is not None)]
+    rows = [["", *heads], ["% found in the first", *head]]
     for name, scores in part["systems"].items():
-        cells = [_found(scores["found"]) + f"{scores['exact']:>8.1f}"]
+        cells = [recall_cell(scores["found"]) + f"{scores['exact']:>8.1f}"]
         if facts is not None:
             found = None if name == "hybrid" else facts[name]  # type: ignore[literal-required]
-            cells.append("" if found is None else _found(found))
+            cells.append("" if found is None else recall_cell(found))
         rows.append([LABELS.get(name, name), *cells])
     return [*aligned(rows), "", *_comparison(part), *_verdict(part)]
 
@@ -144,10 +144,6 @@ READ_IT = (
     "date is among the first passages. vs: difference in percentage points, with the 95% interval in brackets and the p value "
     "of the exact McNemar test on the same queries; if p is below .05, the difference is unlikely to be chance."
 )
-
-
-def _found(recall: Recall) -> str:
-    return "".join(f"{recall[rank]:>7.1f}" for rank in ("1", "5", "20"))
 
 
 def _comparison(part: Part) -> list[str]:

@@ -17,6 +17,7 @@ from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.question_sets import ask, evaluate_retrieval
 from realm.qa.scoring.evaluation import Report
+from realm.qa.scoring.metrics import RANKS
 from realm.qa.scoring.significance import (
     MeanDifference,
     PairedDifference,
@@ -25,6 +26,9 @@ from realm.qa.scoring.significance import (
     paired_difference,
     percent,
 )
+
+DISAGREEMENTS = 20
+"""Largest number of disagreements that are listed for each model."""
 
 
 class Disagreement(TypedDict):
@@ -72,10 +76,10 @@ def ask_model(
     return Asked(answered.report(questions, answerer.threshold), answered.predictions)
 
 
-def compare_models(questions: Sequence[Question], a: Asked, b: Asked, most: int = 20) -> ComparedJson:
+def compare_models(questions: Sequence[Question], a: Asked, b: Asked) -> ComparedJson:
     """Compares exact match and F1, if both models answer questions, and recall@1, @5 and @20, and the mean reciprocal rank.
 
-    At most `most` disagreements are listed for each model.
+    At most `DISAGREEMENTS` disagreements are listed for each model.
     """
     found: ComparedJson = {
         "n": len(questions),
@@ -97,7 +101,7 @@ def compare_models(questions: Sequence[Question], a: Asked, b: Asked, most: int 
         add("exact match", a_N, b_N, paired_difference(a_N.astype(int), b_N.astype(int), k=1))
         add("f1", a.report.f1_N, b.report.f1_N, _mean_difference(a.report.f1_N, b.report.f1_N))
         for disagreements, only_N in ((found["only_a"], a_N & ~b_N), (found["only_b"], b_N & ~a_N)):
-            for place in np.flatnonzero(only_N)[:most]:
+            for place in np.flatnonzero(only_N)[:DISAGREEMENTS]:
                 disagreements.append(
                     {
                         "question": questions[place].question,
@@ -107,7 +111,7 @@ def compare_models(questions: Sequence[Question], a: Asked, b: Asked, most: int 
                     }
                 )
     a_N, b_N = a.report.first_hit_N, b.report.first_hit_N
-    for k in (1, 5, 20):
+    for k in RANKS:
         add(f"recall@{k}", (a_N >= 1) & (a_N <= k), (b_N >= 1) & (b_N <= k), paired_difference(a_N, b_N, k=k))
     reciprocal_a_N, reciprocal_b_N = _reciprocal(a_N), _reciprocal(b_N)
     add("mrr", reciprocal_a_N, reciprocal_b_N, _mean_difference(reciprocal_a_N, reciprocal_b_N))

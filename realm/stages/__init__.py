@@ -2,5 +2,4 @@
 
 runner     runs the commands that are not done yet, prints these commands, and records their time and memory
 memory     peak memory of a process and its children
-tables     formats tables, paragraphs and costs as plain text
 """

@@ -13,8 +13,8 @@ from typing import NamedTuple, TypedDict
 
 from realm import __version__
 from realm.files import read_json, write_json
+from realm.qa.scoring.tables import paragraph
 from realm.stages.memory import PeakMemory
-from realm.stages.tables import paragraph
 
 
 class Section(NamedTuple):

@@ -37,8 +37,8 @@ from realm.model.states import states_at
 from realm.progress import progress
 from realm.qa.probe import open_for_probe
 from realm.qa.scoring.significance import PairedDifference, paired_difference, percent, wilson_interval
+from realm.qa.scoring.tables import aligned, difference
 from realm.search.exact import PassageIndex
-from realm.stages.tables import aligned, difference
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.tokens.layouts import joint_inputs
 

@@ -24,12 +24,12 @@ from realm.progress import progress
 from realm.qa.probe import first_positives, first_positives_by
 from realm.qa.question_files import Question
 from realm.qa.question_sets import evaluate_bm25, question_ranks
-from realm.qa.scoring.metrics import RANKS, recall_at
+from realm.qa.scoring.metrics import RANKS, Recall, recall_at
 from realm.qa.scoring.significance import PairedDifference, paired_difference
 from realm.questions import MadeQuestion
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
-from realm.workspace.report import Recall, TestJson
+from realm.workspace.report import TestJson
 
 LEAST = 20
 """Smallest number of queries of each kind, because fewer queries cannot show a difference."""

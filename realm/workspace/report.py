@@ -11,7 +11,9 @@ from typing import Any, NotRequired, TypedDict
 from realm import __version__
 from realm.documents.reading import stamp
 from realm.files import read_json
+from realm.qa.scoring.metrics import Recall
 from realm.qa.scoring.significance import PairedDifference, p_value
+from realm.qa.scoring.tables import RECALL_HEAD, aligned, recall_cell
 from realm.store.tables.table import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
 from realm.workspace.sources import check_sources, source_names, watched_documents
@@ -28,7 +30,6 @@ ROWS = {
     "adapted_hybrid": "adapted + BM25",
 }
 """Key of a recall in a report -> its row in the table."""
-Recall = TypedDict("Recall", {"1": float, "5": float, "20": float})
 
 
 class TestJson(TypedDict):
@@ -154,16 +155,12 @@ def lines(report: FitJson) -> list[str]:
 def _table(tests: dict[str, TestJson]) -> list[str]:
     """Recall as a table: a row for BM25 and for each model, a group of columns for each kind of queries."""
     heads = [f"{test['n']:,} {TESTS[name]}" for name, test in tests.items()]
-    rows = [["", *heads], ["% found in the top", *[f"{1:>7}{5:>7}{20:>7}" for _ in tests]]]
+    rows = [["", *heads], ["% found in the top", *[RECALL_HEAD] * len(tests)]]
     for key, label in ROWS.items():
         found: list[Any] = [test.get(key) for test in tests.values()]
         if None not in found:
-            rows.append([label, *["".join(f"{one[k]:>7.1f}" for k in ("1", "5", "20")) for one in found]])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        f"{first:<{widths[0]}}" + "".join(f"   {c:>{w}}" for c, w in zip(cells, widths[1:], strict=True))
-        for first, *cells in rows
-    ]
+            rows.append([label, *map(recall_cell, found)])
+    return aligned(rows)
 
 
 def _differences(tests: dict[str, TestJson]) -> list[str]:

@@ -6,7 +6,7 @@ Axis letters: S seeds, N queries.
 """
 
 import json
-from typing import Any, Literal, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from realm.files import read_json
 from realm.model.manifest import last_record, read_manifest
 from realm.qa.probe import ReadingJson
 from realm.qa.question_files import read_questions
-from realm.qa.scoring.metrics import RANKS, recall_at
+from realm.qa.scoring.metrics import RANKS, Recall, recall_at
 from realm.qa.scoring.significance import PairedDifference, paired_difference
-from realm.stages.tables import aligned, costs, difference
+from realm.qa.scoring.tables import aligned, costs, difference
 from realm.store.knowledge_base import KnowledgeBase
 
 LABELS = {
@@ -34,13 +34,12 @@ VERBS = ("kb build", "evaluate", "probe", "index", "ict", "pretrain", "finetune"
 TESTS = {"probe": "masked facts", "dev": "made questions"}
 
 
-Recall = TypedDict(
-    "Recall", {"n": int, "1": float, "5": float, "20": float, "spread": NotRequired[dict[str, float]]}
-)
-"""Percentage of queries with a hit in the top 1, 5 and 20, as the mean over the seeds.
+class MeanRecall(Recall):
+    """Recall on `n` queries, as the mean over the seeds."""
 
-`spread` is the standard deviation over the seeds, if there are several seeds.
-"""
+    n: int
+    spread: NotRequired[dict[str, float]]
+    """The standard deviation over the seeds, if there are several seeds."""
 
 
 class ExactMatch(TypedDict):
@@ -68,7 +67,7 @@ class Results(TypedDict):
     passages: int
     made_questions: dict[str, int]
     seeds: list[int]
-    recall: dict[str, dict[str, Recall]]
+    recall: dict[str, dict[str, MeanRecall]]
     realm_against: dict[str, dict[str, PairedDifference]]
     reading: ReadingJson
     """Effect of retrieved passages on the reader of REALM, as means over the seeds."""
@@ -131,7 +130,7 @@ def _table(report: FromTextReport) -> list[str]:
     ranks = "".join(f"{'@' + str(k):>{cell}}" for k in RANKS)
     rows = [["", *heads], ["% found in the top k", *[ranks] * len(heads)]]
     for name in recall["probe"]:
-        found = [[_cell(by[name], k) for k in ("1", "5", "20")] for by in recall.values()]
+        found = [[_cell(by[name], str(k)) for k in RANKS] for by in recall.values()]
         rows.append([LABELS[name], *["".join(f"{one:>{cell}}" for one in cells) for cells in found]])
     return aligned(rows)
 
@@ -165,11 +164,11 @@ def _accuracy(report: FromTextReport) -> list[str]:
     ]
 
 
-def _recall(rank_SN: np.ndarray) -> Recall:
+def _recall(rank_SN: np.ndarray) -> MeanRecall:
     """Recall as the mean over the seeds, with the standard deviation if there are several seeds."""
     by_seed = {k: [recall_at(rank_N, k) for rank_N in rank_SN] for k in RANKS}
     shares = {str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()}
-    found = cast(Recall, {"n": rank_SN.shape[1]} | shares)
+    found = cast(MeanRecall, {"n": rank_SN.shape[1]} | shares)
     if len(rank_SN) > 1:
         found["spread"] = {str(k): round(float(np.std(v, ddof=1)), 2) for k, v in by_seed.items()}
     return found
@@ -210,6 +209,6 @@ def _outcome(demo: DemoRun, name: str, test: str) -> dict[str, Any]:
     return outcome
 
 
-def _cell(recall: Recall, k: Literal["1", "5", "20"]) -> str:
+def _cell(recall: MeanRecall, k: str) -> str:
     spread = f" ±{recall['spread'][k]:.1f}" if "spread" in recall else ""
-    return f"{recall[k]:.1f}{spread}"
+    return f"{recall[k]:.1f}{spread}"  # type: ignore[literal-required]

@@ -1,1 +1,1 @@
-"""Scores of answers: metrics, the report of an evaluation, intervals and paired tests, and calibrated probabilities."""
+"""Scores of answers: metrics, the report of an evaluation, intervals, paired tests, calibrated probabilities, and tables."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -21,9 +21,11 @@ RECALL_AT = (1, 5, 20, 100)
 """Ranks at which the tables and `realm evaluate` report the recall."""
 RANKS = (1, 5, 20)
 """Ranks at which the recall of retrieval alone is reported: by the probe, during training, and in the demo."""
+Recall = TypedDict("Recall", {"1": float, "5": float, "20": float})
+"""Percentage of queries with a hit in the top 1, 5 and 20 (`RANKS`)."""
 
 Normalisation = Literal["orqa", "squad"]
-RegexHow = Literal["search", "match", "fullmatch"]
+RegexHow = Literal["search", "match"]
 Containment = Literal["tokens", "substring"]
 
 
@@ -34,8 +36,8 @@ class Scoring:
     normalise: Normalisation = "orqa"
     """Normalisation of predictions and answers for exact match and F1: with Unicode decomposition (ORQA) or without (SQuAD)."""
     regex: RegexHow = "search"
-    """A pattern must match anywhere in the prediction ("search", the rule of CuratedTREC), at the start of the prediction
-    ("match", ORQA), or the whole prediction ("fullmatch")."""
+    """A pattern must match anywhere in the prediction ("search", the rule of CuratedTREC), or at the start of the prediction
+    ("match", ORQA)."""
     contains: Containment = "tokens"
     """A passage must contain an answer as a sequence of whole tokens ("tokens", DPR), or as a substring ("substring", ORQA)."""
 

@@ -4,10 +4,13 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 
+from realm.qa.scoring.metrics import RANKS, Recall
 from realm.qa.scoring.significance import PairedDifference, p_value
 
 WIDEST = 100
 """Largest width of a paragraph, in columns."""
+RECALL_HEAD = "".join(f"{k:>7}" for k in RANKS)
+"""Heading of cells that `recall_cell` makes."""
 
 
 def paragraph(text: str) -> str:
@@ -31,6 +34,11 @@ def fitting(rows: list[list[str]], width: int) -> list[list[str]]:
     while width and len(rows[0]) > 2 and len(aligned(rows)[0]) > width:
         rows = [row[:-1] for row in rows]
     return rows
+
+
+def recall_cell(recall: Recall) -> str:
+    """The recall at each of `RANKS`, in percent."""
+    return "".join(f"{recall[str(k)]:>7.1f}" for k in RANKS)  # type: ignore[literal-required]
 
 
 def difference(found: PairedDifference) -> str:
