@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from realm.errors import InputError
 from realm.model.bert import Bert
-from realm.model.bert_files import bert_config
-from realm.model.device import DeviceConfig, Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.model.scores import log_softmax_inside
@@ -44,8 +43,7 @@ from realm.systems.system import (
     Found,
     Ground,
     SystemModel,
-    read_system,
-    read_weights,
+    load_network,
     start_encoder,
 )
 from realm.tokens.layouts import Lengths, Tokens
@@ -347,12 +345,7 @@ class GraphRetriever:
 
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> GraphRetriever:
     """The trained system. If the graph is missing, or if it was made from another knowledge base, it is made again."""
-    sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
-    kb.check_tokenizer(tokenizer, str(folder))
-    reader = GraphReader(Bert(bert_config(sizes["encoder"], str(folder))))
-    reader.load_state_dict(read_weights(folder))
-    reader.to(choose_device(config.device)).eval()
+    network, tokenizer, lengths, sizes = load_network(folder, kb, config, GraphReader)
     graph = PassageGraph.open(kb, folder)
     retrieval = Retrieval(kb, graph, sizes["passages"])
-    lengths = Lengths(**sizes["lengths"])
-    return GraphRetriever(kb, graph, retrieval, reader, tokenizer, lengths, config.precision)
+    return GraphRetriever(kb, graph, retrieval, network, tokenizer, lengths, config.precision)

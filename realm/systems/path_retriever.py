@@ -23,9 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realm.errors import InputError
-from realm.model.bert import Bert
-from realm.model.bert_files import bert_config
-from realm.model.device import DeviceConfig, Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
 from realm.progress import progress
@@ -43,8 +41,7 @@ from realm.systems.system import (
     Found,
     Ground,
     SystemModel,
-    read_system,
-    read_weights,
+    load_network,
     start_encoder,
 )
 from realm.tokens.layouts import Lengths
@@ -294,10 +291,6 @@ class PathRetriever:
 
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> PathRetriever:
     """The trained system. If the graph is missing, or if it was made from another knowledge base, it is made again."""
-    sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
-    kb.check_tokenizer(tokenizer, str(folder))
-    network = PathNetwork(Bert(bert_config(sizes["encoder"], str(folder))))
-    network.load_state_dict(read_weights(folder))
-    network.to(choose_device(config.device)).eval()
-    graph, lengths = PassageGraph.open(kb, folder), Lengths(**sizes["lengths"])
+    network, tokenizer, lengths, _ = load_network(folder, kb, config, PathNetwork)
+    graph = PassageGraph.open(kb, folder)
     return PathRetriever(kb, graph, network, tokenizer, lengths, config.precision)

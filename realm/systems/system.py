@@ -15,11 +15,11 @@ The folder of a trained system contains:
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypedDict, cast
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from realm.files import read_json, write_json
 from realm.folders import copy_into
 from realm.keys import hex_id
 from realm.model.bert import Bert
-from realm.model.device import DeviceConfig
+from realm.model.bert_files import bert_config
+from realm.model.device import DeviceConfig, choose_device
 from realm.model.folder import Model, replacing
 from realm.model.manifest import problem_of
 from realm.model.tensor_files import load_tensors, save_tensors
@@ -44,7 +45,8 @@ from realm.qa.scoring.metrics import is_correct
 from realm.qa.scoring.significance import percent
 from realm.settings import without_constants
 from realm.store.knowledge_base import KnowledgeBase
-from realm.tokens.layouts import NULL_PASSAGE
+from realm.tokens.layouts import NULL_PASSAGE, Lengths
+from realm.tokens.tokenizer import Tokenizer
 from realm.train.best_weights import BestWeights
 from realm.train.loop import TrainRun
 from realm.train.run_config import QuestionsRunConfig, RunConfig
@@ -59,6 +61,7 @@ SYSTEMS: dict[str, str] = {
 """Name of a system in `realm baseline` -> name of its module in this folder."""
 BATCH = 16
 """Number of questions that are answered at once."""
+Network = TypeVar("Network", bound=nn.Module)
 
 
 class ReadingSet(NamedTuple):
@@ -247,6 +250,21 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return load_tensors(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
+
+
+def load_network(
+    folder: Path, kb: KnowledgeBase, config: DeviceConfig, network_of: Callable[[Bert], Network]
+) -> tuple[Network, Tokenizer, Lengths, dict[str, Any]]:
+    """Loads a system that starts from an encoder -> its network, tokenizer, lengths, and all sizes in system.json.
+
+    `network_of` makes the network around an encoder.
+    """
+    sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
+    kb.check_tokenizer(tokenizer, str(folder))
+    network = network_of(Bert(bert_config(sizes["encoder"], str(folder))))
+    network.load_state_dict(read_weights(folder))
+    network.to(choose_device(config.device)).eval()
+    return network, tokenizer, Lengths(**sizes["lengths"]), sizes
 
 
 def module_of(name: str) -> SystemModule:
