@@ -9,21 +9,22 @@ Axis letters: N passages, n requested passages, H hidden, D embedding.
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from realm.errors import DamagedError
+from realm.errors import ConflictError, DamagedError
 from realm.model.cpu.threads import thread_map
-from realm.model.device import DeviceConfig
+from realm.model.device import DeviceConfig, choose_device
 from realm.model.embedder import Tower
-from realm.model.folder import Model
+from realm.model.folder import Model, load_model
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.ray_actors import EngineConfig
-from realm.store.knowledge_base import PassageTokens
+from realm.store.knowledge_base import KnowledgeBase, PassageTokens
 from realm.store.unfinished import Kept
 from realm.tokens.layouts import Lengths, Tokens, passage_rows
 from realm.tokens.tokenizer import Tokenizer
@@ -50,6 +51,18 @@ class IndexConfig(DeviceConfig, EngineConfig):
     def devices(self) -> list[str]:
         """The devices in `device`; for a Ray cluster, the device of the process that starts the build."""
         return ["cpu"] if self.engine == "ray" else [name.strip() for name in self.device.split(",")]
+
+
+def open_worker(kb_folder: Path, corpus: str, model_path: str, device: str) -> tuple[KnowledgeBase, Model]:
+    """The knowledge base and the model of a process that embeds a part of the passages.
+
+    Raises:
+        ConflictError: the knowledge base has another fingerprint than `corpus`, so its passages may have other numbers.
+    """
+    kb = KnowledgeBase.open(kb_folder)
+    if kb.fingerprint != corpus:
+        raise ConflictError(f"{kb_folder} was changed while its index was built: build the index again")
+    return kb, load_model(model_path, reader=False).to(choose_device(device))
 
 
 def embed_passages(

@@ -18,10 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from realm.errors import ConflictError, InputError, RealmError
-from realm.index.embedding import IndexConfig, embed_passages
-from realm.model.device import autocast, choose_device
-from realm.model.folder import load_model
+from realm.errors import InputError, RealmError
+from realm.index.embedding import IndexConfig, embed_passages, open_worker
+from realm.model.device import autocast
 from realm.progress import progress
 from realm.store import unfinished
 from realm.store.knowledge_base import KnowledgeBase
@@ -127,10 +126,7 @@ def _work(share: Share, pipe: Connection) -> None:
 def _embed(share: Share, report_done: Callable[[int], None]) -> np.ndarray:
     if share.config.threads:
         torch.set_num_threads(share.config.threads)
-    kb = KnowledgeBase.open(share.kb)
-    if kb.fingerprint != share.corpus:
-        raise ConflictError(f"{share.kb} was changed while its index was built: build the index again")
-    model = load_model(share.model_path, reader=False).to(choose_device(share.device))
+    kb, model = open_worker(share.kb, share.corpus, share.model_path, share.device)
     numbers = np.arange(share.first, len(kb), share.step)
     name, dim = f"{share.first}-of-{share.step}", model.embedder.config.dim
     with (

@@ -14,10 +14,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from realm.errors import ConflictError
-from realm.index.embedding import IndexConfig, embed_passages
-from realm.model.device import autocast, choose_device
-from realm.model.folder import Model, load_model
+from realm.index.embedding import IndexConfig, embed_passages, open_worker
+from realm.model.device import autocast
+from realm.model.folder import Model
 from realm.progress import progress
 from realm.ray_actors import map_on_ray
 from realm.store import unfinished
@@ -75,10 +74,7 @@ def _prepare(
     kb_folder: Path, corpus: str, model_path: str, config: IndexConfig
 ) -> Callable[[np.ndarray], list[np.ndarray]]:
     """Loads the knowledge base and the model in an actor -> a function that embeds the passages with given numbers."""
-    kb = KnowledgeBase.open(kb_folder)
-    if kb.fingerprint != corpus:
-        raise ConflictError(f"{kb_folder} was changed while its index was built: build the index again")
-    model = load_model(model_path, reader=False).to(choose_device(config.device))
+    kb, model = open_worker(kb_folder, corpus, model_path, config.device)
     if model.device.type == "cpu":
         torch.set_num_threads(1)  # an actor has one core
 
