@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-from realm.errors import InputError, writing
+from realm.errors import InputError, first_line, writing
 from realm.folders import LOCK
 from realm.interop.object_storage.folder import local_files, one_version
 from realm.interop.object_storage.listing import KB_KIND
@@ -102,8 +102,7 @@ def share(
                 if status in (401, 403)
                 else ""
             )
-            problem = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise InputError(f"{name} cannot be uploaded to the hub ({problem}){hint}") from error
+            raise InputError(f"{name} cannot be uploaded to the hub ({first_line(error)}){hint}") from error
         size = sum(file.stat().st_size for file in files.values())
     return {
         "url": f"{api.endpoint}/{name}",

@@ -316,7 +316,8 @@ def add_weights(digest: "hashlib._Hash", states: Mapping[str, torch.Tensor]) -> 
     """Adds the names and values of weights to a digest."""
     for name, value in sorted(states.items()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        bytes_N = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)  # numpy has no bfloat16
+        digest.update(bytes_N.numpy().data)
 
 
 def _to_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from realm.checksums import changed, checksum, checksums_of
-from realm.errors import DamagedError, InputError, RealmError, writing
+from realm.errors import DamagedError, InputError, RealmError, first_line, writing
 from realm.files import read_json, write_json
 from realm.folders import MANIFEST as MANIFEST
 from realm.folders import what_it_is
@@ -191,7 +191,7 @@ def problem_of(error: BaseException) -> str:
     """The message of an exception in one line; for a KeyError, a sentence with the missing key."""
     if isinstance(error, KeyError):
         return f"it has no {error}"
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    return first_line(error)
 
 
 def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:

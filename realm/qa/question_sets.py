@@ -18,7 +18,7 @@ from realm.errors import InputError
 from realm.files import write_json_lines
 from realm.keys import Lookup, hex_id, key_of
 from realm.model.calibration import Method
-from realm.model.folder import Model
+from realm.model.folder import Model, add_weights
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.answers import Answers
@@ -161,9 +161,8 @@ def identity(answerer: Answerer, *flags: object) -> tuple[object, ...]:
     """All on which the answers of a model depend besides the question: weights, passages, settings and `flags`."""
     model, digest = answerer.model, hashlib.sha256()
     for part in (model.embedder, model.span_reader):
-        for name, value in sorted(part.state_dict().items()) if part is not None else ():
-            digest.update(name.encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        if part is not None:
+            add_weights(digest, part.state_dict())
     corpus = (answerer.kb.fingerprint, answerer.kb.table.version, answerer.version.number)
     return digest.hexdigest(), model.lengths, model.calibration, corpus, answerer.config, *flags
 
