@@ -43,8 +43,6 @@ to four times as much. With many small chunks, a GPU waits for the CPU, which st
 BLOCK = 1 << 12
 """Passages that a CPU converts to float32 at a time. The block has 2 MB if D is 128, so it is still in the cache when it is
 multiplied."""
-GROUP = 64
-"""Columns of which a GPU first compares only the largest score."""
 FLOAT32_NUMBERS = 1 << 21
 """Largest number of vector components for which a CPU keeps a float32 copy: 8 MB."""
 FEW_SCORES = 1 << 18
@@ -242,7 +240,9 @@ class MipsIndex:
         if self.device.type != "cuda":
             return CHUNK
         memory = torch.cuda.get_device_properties(self.device).total_memory
-        return max(GROUP, int(GPU_SHARE * memory) // (4 * max(queries, self._vectors_ND.shape[1])))
+        return max(
+            half_prefilter.GROUP, int(GPU_SHARE * memory) // (4 * max(queries, self._vectors_ND.shape[1]))
+        )
 
     def _has_half_prefilter(self, k: int) -> bool:
         float16 = self._vectors_ND.dtype == torch.float16
@@ -390,17 +390,17 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
 def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
     """`ranked` for float32 scores, without reading values, for which the CPU would have to wait for a GPU.
 
-    The k best scores of a row are in the k groups of `GROUP` columns with the largest maxima (of groups with equal maxima, the
-    first), so only the scores of these groups are sorted.
+    The k best scores of a row are in the k groups of columns with the largest maxima (of groups with equal maxima, the first),
+    so only the scores of these groups are sorted.
     """
-    groups = score_BN.shape[1] // GROUP
+    size = half_prefilter.GROUP
+    groups = score_BN.shape[1] // size
     if groups <= 4 * k:
         number_BK = _largest(score_BN, k)
         return Hits(score_BN.gather(1, number_BK), number_BK)
-    grouped = groups * GROUP
-    largest_BG = score_BN[:, :grouped].unflatten(1, (groups, GROUP)).amax(dim=2)
+    largest_BG = score_BN[:, : groups * size].unflatten(1, (groups, size)).amax(dim=2)
     group_BK = _largest(largest_BG, k).sort(dim=1).values  # in rising order, as `_largest` needs the columns
-    column_BM = half_prefilter.members(group_BK, score_BN.shape[1], GROUP)
+    column_BM = half_prefilter.members(group_BK, score_BN.shape[1])
     score_BM = score_BN.gather(1, column_BM)
     place_BK = _largest(score_BM, k)
     return Hits(score_BM.gather(1, place_BK), column_BM.gather(1, place_BK))

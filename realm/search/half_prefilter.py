@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 GROUP = 64
-"""Consecutive passages of a group."""
+"""Consecutive passages, or columns, of which a GPU first compares only the largest score."""
 SCORES = 1 << 28
 """Scores that are in memory at a time without the kernel: 512 MB."""
 KERNEL_ROUNDING = 2.0**-14
@@ -73,7 +73,7 @@ def candidates(query_BD: Tensor, vectors_ND: Tensor, longest: Tensor, k: int) ->
     group_BC, next_B = largest(maxima_BG, chosen_groups(k))
     error_B = (lost_B + rounding * length_B) * longest
     bound_B = (next_B + error_B) * scale_B1[:, 0]
-    return members(group_BC.sort(dim=1).values, len(vectors_ND), GROUP), bound_B
+    return members(group_BC.sort(dim=1).values, len(vectors_ND)), bound_B
 
 
 @cache
@@ -126,19 +126,19 @@ def largest(value_BG: Tensor, count: int) -> tuple[Tensor, Tensor]:
     sets = columns // GROUP
     value_BS = value_BG[:, : sets * GROUP].unflatten(1, (sets, GROUP)).amax(dim=2)
     set_BC, other_sets_B = largest(value_BS, count)
-    column_BM = members(set_BC, columns, GROUP)
+    column_BM = members(set_BC, columns)
     top = value_BG.gather(1, column_BM).float().topk(count + 1, dim=1)
     return column_BM.gather(1, top.indices[:, :-1]), torch.maximum(top.values[:, -1], other_sets_B)
 
 
-def members(group_BC: Tensor, columns: int, group: int) -> Tensor:
-    """The columns of each row's groups of `group` columns, and the last of `columns`, which fill no group -> [B, M].
+def members(group_BC: Tensor, columns: int) -> Tensor:
+    """The columns of each row's groups of `GROUP` columns, and the last of `columns`, which fill no group -> [B, M].
 
     Groups in rising order give columns in rising order.
     """
-    inside_G = torch.arange(group, device=group_BC.device)
-    last_N = torch.arange(columns // group * group, columns, device=group_BC.device)
-    column_BM = (group_BC[:, :, None] * group + inside_G).flatten(1)
+    inside_G = torch.arange(GROUP, device=group_BC.device)
+    last_N = torch.arange(columns // GROUP * GROUP, columns, device=group_BC.device)
+    column_BM = (group_BC[:, :, None] * GROUP + inside_G).flatten(1)
     return torch.cat([column_BM, last_N.expand(len(column_BM), -1)], dim=1)
 
 
