@@ -31,7 +31,7 @@ from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
 from realm.ray_actors import EngineConfig
-from realm.text.corpus import Document
+from realm.text.corpus import Document, PassagesConfig
 from realm.text.fields import LONGEST_VALUE, USUAL_NAMES, FieldNames, Fields, clean_fields
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def _few(names: Sequence[str], number: int) -> str:
 
 def read_documents(
     sources: Sequence[str],
-    max_document_chars: int = 1_000_000,
+    max_document_chars: int = PassagesConfig.max_document_chars,
     report: ReadingReport | None = None,
     but: Collection[Path] = (),
     headings: bool = False,
@@ -170,9 +170,7 @@ def read_documents(
     return _documents(read_in_processes(found, limits, processes, kept), limits, report, taken)
 
 
-def documents_of(
-    records: Iterable[Mapping[str, Any]], max_document_chars: int = 1_000_000
-) -> Iterator[Document]:
+def documents_of(records: Iterable[Mapping[str, Any]]) -> Iterator[Document]:
     """The documents of records in memory, `{"title"?, "text", "id"?}`, with the same ids as from a JSON Lines file.
 
     All other keys of a record are fields of the document.
@@ -182,7 +180,7 @@ def documents_of(
             number of the record.
     """
     read = (_in_memory(f"record {number}", one) for number, one in enumerate(records, start=1))
-    return _documents(read, Limits(max_document_chars), _StrictReport())
+    return _documents(read, Limits(), _StrictReport())
 
 
 def _in_memory(where: str, one: object) -> Record | Unreadable:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.errors import InputError, shortened, shown
-from realm.text.corpus import Link, Section
+from realm.text.corpus import Link, PassagesConfig, Section
 from realm.text.fields import NO_FIELDS, USUAL_NAMES, FieldNames
 
 
@@ -96,7 +96,7 @@ class Limits(NamedTuple):
     """What readers read: limits of length, which also limit the memory of a reader, whether headings make sections, and the
     names of the keys and columns."""
 
-    document_chars: int = 1_000_000
+    document_chars: int = PassagesConfig.max_document_chars
     """Most characters of a document."""
     headings: bool = False
     """Whether readers of formats with headings make a section of each heading."""
