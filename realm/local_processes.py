@@ -46,13 +46,12 @@ def map_in_processes(
     prepare: Callable[[], Callable[[Item], Iterable[Result]]],
     items: Iterator[Item],
     processes: int,
-    fresh: bool,
     own: OwnWork[Item, Result] | None = None,
 ) -> Generator[Result, None, None]:
     """The results of a function for all items, in order. The worker processes end with the caller's process, also if this
     process is killed.
 
-    Each process calls `prepare` once and applies the function that `prepare` returns. With `fresh`, the processes are
+    Each process calls `prepare` once and applies the function that `prepare` returns. If `FRESH` is True, the processes are
     spawned: `prepare` must be picklable, and the caller's main program needs `if __name__ == "__main__":`. Otherwise the
     processes are forked and inherit what the caller has loaded.
 
@@ -64,7 +63,7 @@ def map_in_processes(
         RealmError: all worker processes were killed, or `MOST_KILLS` of them during the same item.
         Exception: `prepare` or the function raised this exception.
     """
-    workers = _start(prepare, processes, fresh)
+    workers = _start(prepare, processes)
     shared = _Shared([connection for _, connection in workers])
 
     def received(entry: _Entry[Item, Result]) -> None:
@@ -261,10 +260,10 @@ def default_processes() -> int:
 
 
 def _start(
-    prepare: Callable[[], Callable[[Any], Iterable[Any]]], processes: int, fresh: bool
+    prepare: Callable[[], Callable[[Any], Iterable[Any]]], processes: int
 ) -> list[tuple[BaseProcess, Connection]]:
     """Worker processes, each with the caller's end of the connection to the process."""
-    context: Any = multiprocessing.get_context("spawn" if fresh else "fork")
+    context: Any = multiprocessing.get_context("spawn" if FRESH else "fork")
     workers = []
     for _ in range(processes):
         own_end, worker_end = context.Pipe()

@@ -28,7 +28,7 @@ def counting(folder: Path, size: int) -> Callable[[int], Iterator[tuple[int, int
 def test_results_are_in_order_and_a_killed_process_is_replaced_in_the_middle_of_its_item(
     tmp_path: Path,
 ) -> None:
-    found = map_in_processes(partial(counting, tmp_path, 100_000), iter(range(5)), 2, False)
+    found = map_in_processes(partial(counting, tmp_path, 100_000), iter(range(5)), 2)
     first = [next(found)[:2] for _ in range(3)]
     (busy,) = {int(path.name.split()[1]) for path in tmp_path.glob("0-*")}
     next(one for one in multiprocessing.active_children() if one.pid == busy).kill()
@@ -41,7 +41,7 @@ def test_results_are_in_order_and_a_killed_process_is_replaced_in_the_middle_of_
 
 def test_a_process_waits_until_results_of_its_item_are_used(tmp_path: Path) -> None:
     # larger than what the system stores for a connection
-    found = map_in_processes(partial(counting, tmp_path, 1_000_000), iter(range(4)), 2, False)
+    found = map_in_processes(partial(counting, tmp_path, 1_000_000), iter(range(4)), 2)
     next(found)
     time.sleep(1)
     assert len(list(tmp_path.iterdir())) <= 2 * (RESULTS_AHEAD + 3)
@@ -52,7 +52,7 @@ def test_a_process_waits_until_results_of_its_item_are_used(tmp_path: Path) -> N
 @pytest.mark.parametrize("size", [10, 1_000_000])
 def test_an_early_end_leaves_no_process(used: int, size: int, tmp_path: Path) -> None:
     for _ in range(3):
-        found = map_in_processes(partial(counting, tmp_path, size), count(), 2, False)
+        found = map_in_processes(partial(counting, tmp_path, size), count(), 2)
         assert len(list(islice(found, used))) == used
         found.close()
         assert not multiprocessing.active_children()
@@ -68,7 +68,7 @@ def failing() -> Callable[[int], Iterator[int]]:
 
 
 def test_results_before_an_error_are_given() -> None:
-    found = map_in_processes(failing, iter(range(5)), 2, False)
+    found = map_in_processes(failing, iter(range(5)), 2)
     assert list(islice(found, 2)) == [0, 1]
     with pytest.raises(OSError, match="the file ends here"):
         next(found)
@@ -87,10 +87,10 @@ def refusing() -> Callable[[int], Iterator[tuple[int, int]]]:
 
 def test_what_processes_refuse_is_done_here_from_the_first_missing_result_on() -> None:
     own = OwnWork(lambda number: ((number, step) for step in range(5)), lambda number: number == 4)
-    found = list(map_in_processes(refusing, iter(range(9)), 2, False, own))
+    found = list(map_in_processes(refusing, iter(range(9)), 2, own))
     assert found == [(number, step) for number in range(9) for step in range(5)]
     with pytest.raises(Refused, match="no such file"):
-        list(map_in_processes(refusing, iter(range(9)), 2, False))
+        list(map_in_processes(refusing, iter(range(9)), 2))
 
 
 def unprepared() -> Callable[[int], Iterator[int]]:
@@ -99,5 +99,5 @@ def unprepared() -> Callable[[int], Iterator[int]]:
 
 def test_an_error_of_the_preparation_is_raised() -> None:
     with pytest.raises(ValueError, match="no such tokenizer"):
-        list(map_in_processes(unprepared, iter(range(3)), 2, False))
+        list(map_in_processes(unprepared, iter(range(3)), 2))
     assert not multiprocessing.active_children()

@@ -32,7 +32,7 @@ from realm.documents.wikipedia.dumps import (
 from realm.documents.wikipedia.multistream import DumpPart, parts_of
 from realm.errors import RealmError
 from realm.keys import KeyTable, key_of
-from realm.local_processes import FRESH, map_in_processes
+from realm.local_processes import map_in_processes
 from realm.progress import progress
 from realm.ray_actors import READING_CORES, map_on_ray
 from realm.refusals import OwnWork, Refused
@@ -130,7 +130,7 @@ def read_in_processes(
         RealmError: the processes were killed repeatedly during the same work.
     """
     dumps = _parts_of_dumps(found, split=processes > 1)
-    mapped = partial(map_in_processes, processes=processes, fresh=FRESH)
+    mapped = partial(map_in_processes, processes=processes)
     if any(dumps.values()):
         blocks = _blocks(found, dumps, lambda file: None, kept)
         yield from _read(blocks, dumps, limits, mapped, kept)

@@ -20,8 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from realm import local_processes
 from realm.errors import InputError, first_line
-from realm.local_processes import FRESH, default_processes, map_in_processes, no_tokenizer_threads
+from realm.local_processes import default_processes, map_in_processes, no_tokenizer_threads
 from realm.ray_actors import TAGGING_CORES, EngineConfig, map_on_ray
 from realm.text.corpus import Annotations, Span
 from realm.text.kept_names import KeepingTagger, cache_folder
@@ -131,9 +132,9 @@ class _LocalTagger(GroupTagger):
         if len(first) < 2:
             yield from map(working(lambda: self.find, prepare), groups)
         else:
-            load = partial(_load_find, self.name) if FRESH else lambda: self.find
+            load = partial(_load_find, self.name) if local_processes.FRESH else lambda: self.find
             work = partial(_one_result, load, prepare)
-            yield from map_in_processes(work, groups, self._processes, FRESH)
+            yield from map_in_processes(work, groups, self._processes)
 
     @abstractmethod
     def find(self, texts: Sequence[str]) -> list[Annotations]:

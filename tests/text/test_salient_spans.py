@@ -14,6 +14,7 @@ import spacy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from realm import local_processes
 from realm.errors import InputError, RealmError
 from realm.local_processes import map_in_processes
 from realm.text import salient_spans, tagger_groups
@@ -206,7 +207,7 @@ def test_two_processes_find_the_same_in_the_same_order(count: int, tagger, monke
 def test_on_macos_the_processes_start_fresh_and_find_the_same(tagger, monkeypatch) -> None:
     texts = [f"Ada saw {n}. Nothing else." for n in range(1000, 1200)]
     expected = list(tagger({"Ada": "PERSON"}).annotate(texts))
-    monkeypatch.setattr(salient_spans, "FRESH", True)
+    monkeypatch.setattr(local_processes, "FRESH", True)
     monkeypatch.setattr(os, "fork", None)
     with contextlib.closing(tagger({"Ada": "PERSON"}, 2).annotate(texts)) as annotations:
         assert [next(annotations)] == expected[:1]
@@ -303,7 +304,7 @@ def test_an_exception_that_cannot_be_sent_ends_the_work(error) -> None:
         raise error
 
     with pytest.raises(RuntimeError, match=type(error).__name__):
-        list(map_in_processes(lambda: work, itertools.repeat(["Ada."]), 2, fresh=False))
+        list(map_in_processes(lambda: work, itertools.repeat(["Ada."]), 2))
     assert not multiprocessing.active_children()
 
 
@@ -324,7 +325,7 @@ def test_a_text_that_kills_its_processes_does_not_kill_all_of_them() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RealmError, match="3 processes were killed during the same work"):
-        list(map_in_processes(lambda: work, iter([["Ada."]]), 4, fresh=False))
+        list(map_in_processes(lambda: work, iter([["Ada."]]), 4))
 
 
 def test_it_is_an_error_if_all_processes_are_killed(tagger) -> None:
