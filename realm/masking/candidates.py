@@ -26,6 +26,9 @@ from realm.store.knowledge_base import PassageTokens
 from realm.tokens.layouts import NULL_PASSAGE, Lengths, Tokens, joint_inputs, passage_inputs, query_inputs
 from realm.tokens.tokenizer import Tokenizer
 
+CANDIDATES = 8
+"""Number of passages that a model reads for a query in measurements, including the null passage, as in pre-training."""
+
 
 class Candidates(NamedTuple):
     """The candidates of each query, and the excluded passages."""

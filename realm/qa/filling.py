@@ -24,7 +24,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic does not
 
 from realm.errors import InputError
 from realm.index.versions import IndexVersion, complete_index
-from realm.masking.candidates import read_inputs
+from realm.masking.candidates import CANDIDATES, read_inputs
 from realm.masking.masked_queries import MaskedQuery
 from realm.model.calibration import Method
 from realm.model.device import autocast
@@ -36,8 +36,6 @@ from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, query_inputs
 
-CANDIDATES = 8
-"""The null passage and seven retrieved passages, as in pre-training."""
 PREDICTIONS = 5
 """Number of words that are predicted for a [MASK]."""
 PIECES = 4

@@ -26,7 +26,7 @@ from realm.checksums import checksums_of
 from realm.errors import InputError, at_least
 from realm.files import read_json, write_json
 from realm.folders import check_made, make_once
-from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
+from realm.masking.candidates import CANDIDATES, CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, count_targets, each_span, repeats_text
 from realm.model.device import DeviceConfig, Precision, autocast
@@ -58,8 +58,6 @@ ENTRIES = 1 << 16
 """Number of entries that are compared with all queries at once."""
 NEIGHBOURS = 1024
 """Number of neighbours of a masked wordpiece (published: 1024)."""
-CANDIDATES = 8
-"""Number of passages that REALM reads for a query, including the null passage."""
 SPARE = 64
 """Number of entries that a search finds in addition to the wanted number; these entries replace excluded entries."""
 LAMBDAS = tuple(round(0.05 * n, 2) for n in range(20))
