@@ -200,7 +200,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
 
     from realm.cli import run
     from realm.compare import checks, table
-    from realm.compare.plan import BASELINES, STAGES, Plan
+    from realm.compare.plan import BASELINES, STAGES, TablePlan
     from realm.compare.rows import TABLES
     from realm.compare.settings import DataConfig, TableConfig
 
@@ -215,7 +215,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
     config, changed = settings(args, TableConfig), {name: given for name, given in of_table.items() if given}
     if args.rows:
         config = replace(config, rows=tuple(args.rows))
-    plan = Plan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)
+    plan = TablePlan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)
     if args.diff:
         if given := given_flags(args, "json", "check", "rows"):
             raise InputError(f"--diff only prints answers of an earlier run: leave out {', '.join(given)}")

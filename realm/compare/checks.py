@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from realm.compare.plan import Plan
+from realm.compare.plan import TablePlan
 from realm.compare.results import TableJson, measured_facts, outcomes
 from realm.errors import InputError
 from realm.files import read_json
@@ -90,7 +90,7 @@ def scores_of(report: TableJson) -> dict[str, float]:
     return scores
 
 
-def disagreements(plan: Plan, one: str, other: str, most: int = 20) -> list[str]:
+def disagreements(plan: TablePlan, one: str, other: str, most: int = 20) -> list[str]:
     """Lines with the difference in exact match, and the questions that one row answers right and the other row wrong.
 
     The difference is tested over all seeds that answer. The questions are those of the first seed, at most `most` for each test

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from realm.compare.plan import READING, Plan
+from realm.compare.plan import READING, TablePlan
 from realm.compare.rows import BM25, DRQA, PUBLISHED, STARTS, encoder_of
 from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, STARTING
 from realm.model.manifest import MANIFEST, read_manifest
@@ -17,7 +17,7 @@ from realm.store.vectors import first_commit_of
 from realm.systems.system import SYSTEM, is_system
 
 
-def preparing(plan: Plan) -> Iterator[Chain]:
+def preparing(plan: TablePlan) -> Iterator[Chain]:
     """Stages that convert a published model, make the knowledge bases, and make questions if no files are given."""
     if PUBLISHED in plan.starts():
         model = plan.start_model(PUBLISHED, plan.config.seeds[0])
@@ -43,7 +43,7 @@ def preparing(plan: Plan) -> Iterator[Chain]:
         yield Chain.of(Stage(QUESTIONS, "questions", argv, plan.made / "dev.jsonl"), after=("kb build",))
 
 
-def starting(plan: Plan) -> Iterator[Chain]:
+def starting(plan: TablePlan) -> Iterator[Chain]:
     """Stages that make the starts, compute the vectors of passages, and measure each start on masked facts.
 
     Each start is measured at once, so that a corpus without masked facts is reported before the long training.
@@ -55,7 +55,7 @@ def starting(plan: Plan) -> Iterator[Chain]:
             yield Chain(plan.named_start(name, seed), _start_stages(plan, name, seed), tuple(before))
 
 
-def _start_stages(plan: Plan, name: str, seed: int) -> Iterator[Stage]:
+def _start_stages(plan: TablePlan, name: str, seed: int) -> Iterator[Stage]:
     """The stages of one start. The stage of the index needs the finished model."""
     model = plan.start_model(name, seed)
     if name != PUBLISHED:
@@ -68,7 +68,7 @@ def _start_stages(plan: Plan, name: str, seed: int) -> Iterator[Stage]:
         yield _probe(plan, model, plan.probe(BM25, seed), method=BM25)
 
 
-def _make_start(plan: Plan, name: str, seed: int) -> Stage:
+def _make_start(plan: TablePlan, name: str, seed: int) -> Stage:
     start, out = plan.start(name), plan.start_model(name, seed)
     init = plan.start_model(start.init, seed) if start.init else plan.data.encoder
     settings = (*start.settings, f"seed={seed}") if plan.has_seeds(name) else start.settings
@@ -88,7 +88,7 @@ def _make_start(plan: Plan, name: str, seed: int) -> Stage:
     return Stage(STARTING, f"{argv[0]} {out.name}", argv, out)
 
 
-def reading(plan: Plan) -> Iterator[Chain]:
+def reading(plan: TablePlan) -> Iterator[Chain]:
     """Stages that train the readers of the rows on the questions of `data.reading`."""
     read: dict[Path, tuple[Path, int]] = {}  # folder of a reader -> its start, and the seed
     for name, row in plan.rows().items():
@@ -100,7 +100,7 @@ def reading(plan: Plan) -> Iterator[Chain]:
         yield Chain(out.name, _reading_stages(plan, start, out, seed))
 
 
-def _reading_stages(plan: Plan, start: Path, out: Path, seed: int) -> Iterator[Stage]:
+def _reading_stages(plan: TablePlan, start: Path, out: Path, seed: int) -> Iterator[Stage]:
     yield _index(plan, plan.reading_kb, start, READERS, f"index {READING} {out.name}")
     asked = {part: plan.questions(f"{READING}-{part}") for part in ("train", "dev")}
     settings = (*plan.reading_settings, f"seed={seed}")
@@ -108,7 +108,7 @@ def _reading_stages(plan: Plan, start: Path, out: Path, seed: int) -> Iterator[S
     yield Stage(READERS, f"read {out.name}", argv, out)
 
 
-def training(plan: Plan) -> Iterator[Chain]:
+def training(plan: TablePlan) -> Iterator[Chain]:
     """Stages that train each row on the questions."""
     asked = {"train": plan.questions("train"), "dev": plan.questions("dev")}
     for name, row in plan.rows().items():
@@ -142,12 +142,12 @@ def training(plan: Plan) -> Iterator[Chain]:
             yield Chain.of(Stage(ROWS, f"{verb} {out.name}", argv, out))
 
 
-def measuring(plan: Plan) -> Iterator[Chain]:
+def measuring(plan: TablePlan) -> Iterator[Chain]:
     """Stages that measure the retrieval of BM25 and of the starts, and the answers of each row."""
     return map(Chain.of, _measurements(plan))
 
 
-def _measurements(plan: Plan) -> Iterator[Stage]:
+def _measurements(plan: TablePlan) -> Iterator[Stage]:
     for test, file in plan.tests().items():
         out = plan.retrieval(BM25, plan.config.seeds[0], test)
         argv = _command(plan, "evaluate", kb=plan.kb, questions=file, method=BM25, out=out)
@@ -166,7 +166,7 @@ def _measurements(plan: Plan) -> Iterator[Stage]:
         yield Stage(MEASURING, "knn", argv, report, (manifest_of(model),), quiet=True)
 
 
-def _retrieval(plan: Plan, start: str, seed: int, test: str, file: Path) -> Stage:
+def _retrieval(plan: TablePlan, start: str, seed: int, test: str, file: Path) -> Stage:
     """The stage that measures the retrieval of a start in a test."""
     model, out = plan.start_model(start, seed), plan.retrieval(start, seed, test)
     argv = _command(
@@ -181,7 +181,7 @@ def _retrieval(plan: Plan, start: str, seed: int, test: str, file: Path) -> Stag
     return Stage(MEASURING, f"retrieve {model.name} {test}", argv, out, (manifest_of(model),), quiet=True)
 
 
-def _answers(plan: Plan, name: str, seed: int, test: str, file: Path) -> Stage:
+def _answers(plan: TablePlan, name: str, seed: int, test: str, file: Path) -> Stage:
     """The stage that measures the answers of a row in a test."""
     row, model, out = plan.table[name], plan.row_model(name, seed), plan.report(name, seed, test)
     argv = _command(
@@ -198,23 +198,23 @@ def _answers(plan: Plan, name: str, seed: int, test: str, file: Path) -> Stage:
     return Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True)
 
 
-def _probe(plan: Plan, model: Path, out: Path, **how: str) -> Stage:
+def _probe(plan: TablePlan, model: Path, out: Path, **how: str) -> Stage:
     argv = _command(plan, "probe", kb=plan.kb, model=model, out=out, **how)
     return Stage(STARTING, out.stem, argv, out, (manifest_of(model),), quiet=True)
 
 
-def _build(plan: Plan, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
+def _build(plan: TablePlan, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
     kb_, build, *flags = _command(plan, "kb build", out=kb, tokenizer=tokenizer)
     return (kb_, build, *plan.sources(kb), *flags)
 
 
-def _index(plan: Plan, kb: Path, model: Path, section: Section, name: str) -> Stage:
+def _index(plan: TablePlan, kb: Path, model: Path, section: Section, name: str) -> Stage:
     makes = first_commit_of(kb, read_manifest(model)["passage_fingerprint"])
     argv = _command(plan, "index", kb=kb, model=model)
     return Stage(section, name, argv, makes, quiet=True)
 
 
-def _command(plan: Plan, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
+def _command(plan: TablePlan, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:
     """Arguments of `realm` for a command. `settings` come last, so that they win against the changed settings of the plan."""
     words = verb.split()
     named = [part for flag, value in flags.items() for part in (f"--{flag.replace('_', '-')}", str(value))]

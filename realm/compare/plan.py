@@ -73,7 +73,7 @@ BASELINES = tuple(f"baseline.{system}" for system in SYSTEMS)
 
 
 @dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """The rows and files of a table in a folder."""
 
     config: TableConfig

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self, TypedDict
 
 import numpy as np
 
-from realm.compare.plan import READING, Plan
+from realm.compare.plan import READING, TablePlan
 from realm.compare.rows import BM25
 from realm.errors import InputError
 from realm.files import read_json
@@ -164,7 +164,7 @@ class TableJson(TypedDict):
     """Results of kNN-LM and REALM on masked facts; None in a table without the start realm."""
 
 
-def read(plan: Plan, made_by: MadeBy) -> TableJson:
+def read(plan: TablePlan, made_by: MadeBy) -> TableJson:
     """The results of a table whose stages are done."""
     tests = {name: _Test.read(plan, name, file) for name, file in plan.tests().items()}
     return {
@@ -191,7 +191,7 @@ class _Test(NamedTuple):
     """bool: whether at least one ranking with the first seed has an answer in the first 100 passages."""
 
     @classmethod
-    def read(cls, plan: Plan, test: str, file: Path) -> Self:
+    def read(cls, plan: TablePlan, test: str, file: Path) -> Self:
         seeds = plan.config.seeds
         asked = seeds[: plan.config.answer_seeds]
         rows = list(plan.rows()) if asked else []
@@ -215,7 +215,7 @@ def outcomes(files: Sequence[Path], key: str) -> np.ndarray:
     return np.array([[one[key] for one in report["outcomes"]] for report in reports])
 
 
-def _rows(plan: Plan, tests: dict[str, _Test]) -> dict[str, RowJson]:
+def _rows(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, RowJson]:
     seeds = plan.config.seeds[: plan.config.answer_seeds]
     if not seeds:
         return {}
@@ -312,7 +312,7 @@ def _retrieved(rank_SN: np.ndarray) -> Retrieved:
     }
 
 
-def _seconds(plan: Plan, name: str, seed: int) -> float | None:
+def _seconds(plan: TablePlan, name: str, seed: int) -> float | None:
     """Training time of the system of a row, and of all models from which the system was made."""
     folder, start = plan.row_model(name, seed), plan.table[plan.table[name].of or name].start
     reader = plan.reader(name, seed)
@@ -342,7 +342,7 @@ def _parameters(folder: Path, words: bool) -> int:
     return sum(value.numel() for file in files for value in load_tensors(file).values())
 
 
-def _starts(plan: Plan, tests: dict[str, _Test]) -> dict[str, StartJson]:
+def _starts(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, StartJson]:
     names = list(next(iter(tests.values())).start_rank)
     facts = facts_of(plan)
     return {
@@ -359,7 +359,7 @@ def _starts(plan: Plan, tests: dict[str, _Test]) -> dict[str, StartJson]:
     }
 
 
-def facts_of(plan: Plan) -> dict[str, FactsJson]:
+def facts_of(plan: TablePlan) -> dict[str, FactsJson]:
     """BM25 or start -> retrieval for masked facts.
 
     Raises:
@@ -389,7 +389,7 @@ def facts_of(plan: Plan) -> dict[str, FactsJson]:
     }
 
 
-def _curves(plan: Plan) -> dict[str, list[list[tuple[int, float]]]]:
+def _curves(plan: TablePlan) -> dict[str, list[list[tuple[int, float]]]]:
     curves = {}
     for start in plan.before_questions():
         seeds = [_curve(plan.start_model(start, seed) / METRICS) for seed in plan.config.seeds]

@@ -13,7 +13,7 @@ from typing import TypedDict, cast
 from realm import __version__
 from realm.compare import commands, layout, plots, results
 from realm.compare.official import digest_of, recognised
-from realm.compare.plan import MADE, READING, Plan
+from realm.compare.plan import MADE, READING, TablePlan
 from realm.compare.questions import Split, held_out_questions, read_all, split_questions
 from realm.documents.reading import read_documents
 from realm.errors import InputError
@@ -27,7 +27,7 @@ from realm.store.knowledge_base import KnowledgeBase
 
 
 def run(
-    title: str, plan: Plan, run_command: Callable[[Sequence[str]], None], jobs: int = 1
+    title: str, plan: TablePlan, run_command: Callable[[Sequence[str]], None], jobs: int = 1
 ) -> results.TableJson:
     """Makes a table, and writes the report and the tables -> the report. Stages that are already done are skipped.
 
@@ -108,16 +108,17 @@ class DataJson(TypedDict):
     published: dict[str, str]
     """The settings of `data.published`."""
     stage_settings: dict[str, list[str]]
-    """Settings of the stages that differ from the preset (`Plan.changed`). A folder of an earlier version has no such key."""
+    """Settings of the stages that differ from the preset (`TablePlan.changed`). A folder of an earlier version has no such
+    key."""
 
 
-def _has_readers(plan: Plan) -> bool:
+def _has_readers(plan: TablePlan) -> bool:
     """Whether a row with a reader was trained in the folder."""
     rows = plan.folder / "rows"
     return rows.exists() and any(one.name.partition("-")[0] != "t5" for one in rows.iterdir())
 
 
-def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> None:
+def _keep_data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> None:
     """Writes data.json.
 
     Raises:
@@ -181,7 +182,7 @@ def _keep_data(plan: Plan, split: Split | None, reading: Sequence[tuple[str, Que
     write_json(file, now)
 
 
-def _write_documents(plan: Plan) -> None:
+def _write_documents(plan: TablePlan) -> None:
     """Writes the first documents of the corpora, if only these documents are used. Existing files are kept."""
     for file, sources in plan.cut().items():
         if not file.exists():
@@ -192,7 +193,7 @@ def _write_documents(plan: Plan) -> None:
             write_json_lines(file, rows)  # under the names with which `realm kb build` reads the file
 
 
-def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:
+def _write_questions(plan: TablePlan, split: Split, reading: Split | None) -> None:
     """Writes the training and dev questions of the table and of `data.reading`, and the questions of tests that are not files.
 
     If all files exist, they are kept.
@@ -211,7 +212,7 @@ def _write_questions(plan: Plan, split: Split, reading: Split | None) -> None:
         write_json_lines(file, (question.to_json() for question in questions))
 
 
-def _split(plan: Plan) -> Split | None:
+def _split(plan: TablePlan) -> Split | None:
     """The questions of the given files; None if questions are made from the corpus.
 
     Raises:
@@ -233,7 +234,7 @@ def _split(plan: Plan) -> Split | None:
     return split
 
 
-def _read_reading(plan: Plan) -> list[tuple[str, Question]]:
+def _read_reading(plan: TablePlan) -> list[tuple[str, Question]]:
     """The questions of `data.reading`, each with the name of its file; empty if no row is trained on them.
 
     Raises:
@@ -248,7 +249,7 @@ def _read_reading(plan: Plan) -> list[tuple[str, Question]]:
     return [(name, question._replace(passage_id="")) for name, question in named]
 
 
-def _split_reading(plan: Plan, named: Sequence[tuple[str, Question]], split: Split) -> Split | None:
+def _split_reading(plan: TablePlan, named: Sequence[tuple[str, Question]], split: Split) -> Split | None:
     """The questions of `data.reading` without those that are also in a test or in the dev questions; None if there are none.
 
     Raises:
@@ -273,14 +274,14 @@ def _split_reading(plan: Plan, named: Sequence[tuple[str, Question]], split: Spl
     return reading
 
 
-def _split_made(plan: Plan) -> Split:
+def _split_made(plan: TablePlan) -> Split:
     """The questions that were made from the corpus, without those that are also in a test file."""
     train, dev = (read_all([str(plan.made / f"{part}.jsonl")]) for part in ("train", "dev"))
     # The dev and test questions are about other documents than the training questions.
     return split_questions(train, dev[1::2], _test_questions(plan) if plan.data.has_tests else [])
 
 
-def _tests(plan: Plan) -> dict[str, list[Question]]:
+def _tests(plan: TablePlan) -> dict[str, list[Question]]:
     """Name of a test -> its questions. Made questions are a test if no other test is given: half of those whose documents have
     no training questions."""
     if not plan.data.has_tests:
@@ -289,13 +290,13 @@ def _tests(plan: Plan) -> dict[str, list[Question]]:
     return given | {name: held_out_questions(files) for name, files in plan.data.held_out.items()}
 
 
-def _test_questions(plan: Plan) -> list[Question]:
+def _test_questions(plan: TablePlan) -> list[Question]:
     """The questions of all tests."""
     return [question for questions in _tests(plan).values() for question in questions]
 
 
 def _made_by(
-    plan: Plan, split: Split, reading: Split | None, jobs: int, commit: str | None, record: Record
+    plan: TablePlan, split: Split, reading: Split | None, jobs: int, commit: str | None, record: Record
 ) -> results.MadeBy:
     files = {**plan.tests(), "train": plan.questions("train"), "dev": plan.questions("dev")}
     if reading is not None:

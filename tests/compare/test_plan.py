@@ -13,7 +13,7 @@ import pytest
 from realm import cli
 from realm.compare import commands, results
 from realm.compare.checks import expected_scores
-from realm.compare.plan import Plan
+from realm.compare.plan import TablePlan
 from realm.compare.questions import is_dev, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
@@ -23,8 +23,8 @@ from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import normalise_answer
 
 
-def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Plan:
-    return Plan(TableConfig(**settings), data or DataConfig(), None, Path("t"), table)
+def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> TablePlan:
+    return TablePlan(TableConfig(**settings), data or DataConfig(), None, Path("t"), table)
 
 
 def test_rows_and_starts_are_made_after_what_they_need() -> None:
@@ -61,7 +61,7 @@ def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings
         "questions": ("dev_share=0.2",),
         "baseline.t5": ("steps=7000",),
     }
-    made = Plan(TableConfig(seeds=(0, 1)), DataConfig(), "tables", Path("t"), TABLE_2, changed)
+    made = TablePlan(TableConfig(seeds=(0, 1)), DataConfig(), "tables", Path("t"), TABLE_2, changed)
     assert (made.pretrain.steps, made.pretrain.refresh.every) == (2400, 38)
     assert commands._build(made, made.kb, "package:realm-mini")[-4:-2] == ("--set", "passage_tokens=64")
     for name, every in (("realm", 38), ("random-masks", 38), ("stale", 30 * 38)):
@@ -115,7 +115,7 @@ def test_a_wrong_setting_of_a_stage_is_refused_before_the_first_stage(
 def test_models_with_a_frozen_passage_encoder_share_the_states_of_passages() -> None:
     names = [name for name, start in STARTS.items() if start.made_by == "pretrain" and not start.other_text]
     for preset, shared in (("wikipedia-minilm", ["states=t/models/states"]), ("wikipedia", [])):
-        made = Plan(TableConfig(), DataConfig(), preset, Path("t"), TABLE_2)
+        made = TablePlan(TableConfig(), DataConfig(), preset, Path("t"), TABLE_2)
         for name, seed in itertools.product(names, (0, 1)):
             argv = commands._make_start(made, name, seed).argv
             assert argv[0] == "pretrain" and [one for one in argv if one.startswith("states=")] == shared

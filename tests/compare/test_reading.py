@@ -11,7 +11,7 @@ import torch
 
 from realm import cli
 from realm.compare import table as table_module
-from realm.compare.plan import Plan
+from realm.compare.plan import TablePlan
 from realm.compare.questions import is_dev
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2, encoder_of
 from realm.compare.settings import DataConfig, PublishedConfig, ReadingConfig, TableConfig
@@ -165,7 +165,7 @@ def test_dev_questions_and_questions_of_unknown_documents_are_left_out(home, tab
         train=(str(home.folder / "train.jsonl"),),
         tests={"spans": str(home.folder / "spans.jsonl")},
     )
-    plan = Plan(TableConfig(rows=("orqa",)), data, None, folder, TABLE_1)
+    plan = TablePlan(TableConfig(rows=("orqa",)), data, None, folder, TABLE_1)
     split = table_module._split(plan)
     assert split is not None
     reading = table_module._split_reading(plan, table_module._read_reading(plan), split)
@@ -198,7 +198,7 @@ def test_rows_that_read_can_be_added_to_a_folder_without_such_rows(home, table, 
     kept = []
     for answer_seeds, reading in ((0, data.reading), (1, data.reading), (0, ReadingConfig())):
         config = TableConfig(rows=("orqa",), answer_seeds=answer_seeds)
-        plan = Plan(config, replace(data, reading=reading), None, tmp_path, TABLE_1)
+        plan = TablePlan(config, replace(data, reading=reading), None, tmp_path, TABLE_1)
         table_module._keep_data(plan, table_module._split(plan), table_module._read_reading(plan))
         kept.append(json.loads((tmp_path / "data.json").read_text()))
     assert [one["reading"] for one in kept] == [[], ["c"], ["c"]]
@@ -261,7 +261,7 @@ def test_encoder_of_a_start_is_that_of_the_start_that_trained_it(table) -> None:
 
 def test_a_published_model_and_systems_with_own_networks_have_no_such_reader() -> None:
     data = DataConfig(text=("x",), reading=ReadingConfig(("c",), ("q",)), published=PublishedConfig("p"))
-    plan = Plan(TableConfig(seeds=(0, 1)), data, None, Path("t"), TABLE_1)
+    plan = TablePlan(TableConfig(seeds=(0, 1)), data, None, Path("t"), TABLE_1)
     assert {name for name in TABLE_1 if plan.reader(name, 0) is None} == {"t5", "drqa", "published"}
     assert plan.reader("realm", 1) == Path("t/readers/realm-1")
     assert plan.reader("orqa", 1) == Path("t/readers/encoder-1")  # the training depends on the seed
