@@ -27,6 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(
     0, str(Path(__file__).parent.parent)
@@ -35,13 +36,18 @@ from realm.environment import set_torch_environment
 
 set_torch_environment()  # as in the command line
 
+import numpy as np
 import torch
 from shared import Row, made_up, print_table
 
+from realm.index.embedding import embed_passages
+from realm.index.versions import IndexVersion
 from realm.model.device import choose_device
+from realm.search.exact import MipsIndex
 from realm.settings import read_config
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train import pretrain
+from realm.train.health import HealthWatch, overlap
 
 LOOKS = 12
 """Number of measurements of the freshness in a run."""
@@ -102,6 +108,23 @@ def main() -> None:
     print(json.dumps(result))
 
 
+class FreshnessWatch(HealthWatch):
+    """Also logs the freshness of the version in use, by an index that is built for this purpose from the current weights."""
+
+    every = 0
+    """Steps between two measurements."""
+
+    def after_step(self, built: IndexVersion | None, current: IndexVersion) -> IndexVersion:
+        if self.run.step % self.every == 0:
+            with self.run.autocast():
+                vectors_ND = embed_passages(self.model, self.kb.tokens, np.arange(len(self.kb)))
+            fresh = IndexVersion(MipsIndex(vectors_ND, self.model.device), number=0, step=self.run.step)
+            query_BD = self._embed(self.model)
+            share = overlap(self._found(current, query_BD), self._found(fresh, query_BD))
+            self.run.log({"candidate_freshness": round(share, 4)})
+        return super().after_step(built, current)
+
+
 class Bench:
     """The corpus, the two models from which runs start, and the rows that are measured already."""
 
@@ -130,15 +153,16 @@ class Bench:
                     file.write(json.dumps({"key": key, "row": self._done[key]}) + "\n")
         return self._done[key]
 
-    def lines(self, model: str, *settings: str) -> list[Row]:
-        """Makes a pre-training run with these settings -> the lines of its metrics.jsonl."""
+    def lines(self, model: str, *settings: str, watch: type[HealthWatch] = HealthWatch) -> list[Row]:
+        """Makes a pre-training run with these settings and health checks -> the lines of its metrics.jsonl."""
         self._runs += 1
         common = ["health.gate=0", "health.margin=-1", "health.read=1", "checkpoint_seconds=1e9"]
         common += [] if self.args.kb else MADE_HERE
         config = read_config(
             pretrain.PretrainConfig, self.args.config, "pretrain", [*common, *settings, *self.args.set]
         )
-        out = pretrain.train(self.kb, self._folder / f"run{self._runs}", config, model)
+        with patch.object(pretrain, "HealthWatch", watch):
+            out = pretrain.train(self.kb, self._folder / f"run{self._runs}", config, model)
         return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
@@ -190,11 +214,12 @@ def _freshness(bench: Bench, every: int, search: str) -> Row:
     steps = bench.args.steps
     asked = (
         f"steps={steps}", f"refresh.every={every}", "refresh.in_background=false", "signal=entity",
-        "reader_gradient=none", "retriever_rate=1e-3", f"health.freshness_every={max(1, steps // LOOKS)}",
+        "reader_gradient=none", "retriever_rate=1e-3",
     )  # fmt: skip
+    FreshnessWatch.every = max(1, steps // LOOKS)
     found: list[Row] = []
     for seed in range(bench.args.seeds):
-        lines = bench.lines(bench.words, *asked, f"seed={seed}", *SEARCHES[search])
+        lines = bench.lines(bench.words, *asked, f"seed={seed}", *SEARCHES[search], watch=FreshnessWatch)
         seen = [x for x in lines if "candidate_freshness" in x and "index_step" not in x]
         first, *_, last = (x for x in lines if "probe_recall_5" in x)
         found.append(

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from realm import distributed
 from realm.errors import DivergedError, at_least
-from realm.index.embedding import embed_passages
 from realm.index.versions import IndexVersion
 from realm.masking.candidates import embed_queries
 from realm.masking.held_out import held_out_queries
@@ -32,7 +31,6 @@ from realm.qa.probe import first_positives, read_queries
 from realm.qa.question_files import Question
 from realm.qa.question_sets import question_ranks
 from realm.qa.scoring.metrics import RANKS, recall_at
-from realm.search.exact import MipsIndex
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.train.loop import TrainRun
@@ -59,9 +57,6 @@ class HealthConfig:
     """Largest number of queries in the probe, on which the recall of a version is measured."""
     read: int = 96
     """Number of queries of the probe on which the positive gap is measured."""
-    freshness_every: int = 0
-    """Steps between two measurements of `candidate_freshness` that compare the version in use with a new index of the model
-    that is being trained. 0: `candidate_freshness` is measured only when there is a new version."""
     CONSTANTS: ClassVar[Mapping[str, int]] = {
         "gate_every": GATE_EVERY,
         "gate_limit": GATE_LIMIT,
@@ -69,7 +64,7 @@ class HealthConfig:
     }
 
     def __post_init__(self) -> None:
-        at_least(self, gate=0, queries=1, read=1, freshness_every=0)
+        at_least(self, gate=0, queries=1, read=1)
 
 
 class HealthWatch:
@@ -112,8 +107,6 @@ class HealthWatch:
         """The version to search from now on: the new version `built` if `built` is accepted, else the version `current`."""
         if not self.reader_ready and self.run.step % GATE_EVERY == 0:
             self._read(current)
-        if self.config.freshness_every and self.run.step % self.config.freshness_every == 0 and self.queries:
-            self.run.log({"candidate_freshness": round(self._freshness(current), 4)})
         if built is None:
             return current
         recall, top = self._look(built, current)
@@ -205,15 +198,6 @@ class HealthWatch:
         if version.embedder is not None:
             query_BD = self._embed(replace(self.model, embedder=version.embedder))
         return version.index.search(query_BD, max(RANKS)).number_BK.cpu().numpy()
-
-    def _freshness(self, version: IndexVersion) -> float:
-        """Share of the hits in `version` that are also hits in a new index of the model that is being trained."""
-        model = self.model
-        with self.run.autocast():
-            vectors = embed_passages(model, self.kb.tokens, np.arange(len(self.kb)))
-        query_BD = self._embed(model)
-        fresh = IndexVersion(MipsIndex(vectors, model.device), number=0, step=self.run.step)
-        return overlap(self._found(version, query_BD), self._found(fresh, query_BD))
 
     def _keep(self, top: np.ndarray) -> None:
         parameters = self.model.embedder.named_parameters()
