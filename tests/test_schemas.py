@@ -151,7 +151,7 @@ WRITERS = {
         "a line to a process: tests/documents/wikipedia/test_dumps.py"
     ],
     "documents/wikipedia/dumps.py main": ["a line from a process: tests/documents/wikipedia/test_dumps.py"],
-    "tokens/tokenizer.py _behaviour": ["what a fingerprint is of: never written"],
+    "tokens/tokenizer.py _fingerprint": ["what a fingerprint is of: never written"],
     "documents/reading.py ReadingReport.keep": ["left_out.jsonl"],
     "workspace/fit.py _Fit._judged": ["made questions: tests/workspace/test_fit.py reads them"],
     "workspace/fit.py _Fit._write": ["report.json: tests/workspace/test_fit.py"],

@@ -234,7 +234,7 @@ def _with_encoder(args: argparse.Namespace, out: Path) -> MadeFolderJson:
 
     _refuse_others(args, "encoder_of")
     model, other = load_model(args.source), load_model(args.encoder_of)
-    if model.tokenizer.behaviour != other.tokenizer.behaviour or model.lengths != other.lengths:
+    if model.tokenizer.fingerprint != other.tokenizer.fingerprint or model.lengths != other.lengths:
         raise InputError(
             f"{args.encoder_of} and {args.source} differ in tokenizer or lengths: parts of these models cannot be combined"
         )

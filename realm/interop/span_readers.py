@@ -51,9 +51,9 @@ def take_reader(model: Model, name: str) -> list[str]:
         reader, tokenizer, dead = LoadedReader(other.span_reader, other.tokenizer, [])
     else:
         reader, tokenizer, dead = load_huggingface_reader(name)
-    if tokenizer.behaviour != model.tokenizer.behaviour:
+    if tokenizer.fingerprint != model.tokenizer.fingerprint:
         raise InputError(
-            f"{name} has tokenizer {tokenizer.behaviour}, but model and knowledge base have {model.tokenizer.behaviour}: "
+            f"{name} has tokenizer {tokenizer.fingerprint}, but model and knowledge base have {model.tokenizer.fingerprint}: "
             "use a reader with the same vocabulary, or build model and knowledge base with the tokenizer of the reader"
         )
     _check_length(reader, name, model.lengths)

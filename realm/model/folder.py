@@ -253,7 +253,7 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     masked_reader = load_reader(str(path / "encoder"), alone=False) if reader else None
     encoder = masked_reader.config if masked_reader else _check_reader(path / "encoder")
     try:
-        if not tokenizer.goes_by(manifest["tokenizer"]):
+        if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the tokenizer that the model was trained with")
         config = config_from(EmbedderConfig, manifest["embedder"], f"{path / MANIFEST} embedder")
         lengths = config_from(Lengths, manifest["lengths"], f"{path / MANIFEST} lengths")

@@ -155,7 +155,7 @@ class KnowledgeBase:
         table = open_table(folder / TABLE)
         settings = Settings.of(table, folder)
         tokenizer = Tokenizer.load(folder / TOKENIZER)
-        if not tokenizer.goes_by(settings.tokenizer):
+        if tokenizer.fingerprint != settings.tokenizer:
             raise InputError(
                 f"{folder / TOKENIZER} has fingerprint {tokenizer.fingerprint}, but the passages were made with tokenizer "
                 f"{settings.tokenizer}: restore tokenizer {settings.tokenizer}, or build the knowledge base again"
@@ -265,10 +265,10 @@ class KnowledgeBase:
 
     def check_tokenizer(self, tokenizer: Tokenizer, name: str) -> None:
         """Raises InputError if `tokenizer`, the tokenizer of the model `name`, is not that of this knowledge base."""
-        if tokenizer.behaviour != self.tokenizer.behaviour:
+        if tokenizer.fingerprint != self.tokenizer.fingerprint:
             raise InputError(
-                f"{name} has tokenizer {tokenizer.behaviour}, but knowledge base {self.folder} has tokenizer "
-                f"{self.tokenizer.behaviour}: build the knowledge base with `realm kb build ... --tokenizer {name}`"
+                f"{name} has tokenizer {tokenizer.fingerprint}, but knowledge base {self.folder} has tokenizer "
+                f"{self.tokenizer.fingerprint}: build the knowledge base with `realm kb build ... --tokenizer {name}`"
             )
 
     @property

@@ -29,11 +29,9 @@ class Encoding(NamedTuple):
 class Tokenizer:
     """A wordpiece tokenizer, stored as `tokenizer.json`. Model and knowledge base must have equal tokenizer fingerprints."""
 
-    behaviour: str
+    fingerprint: str
     """Digest of everything that determines the wordpieces of a text. Files with different formatting can have the same
     digest."""
-    fingerprint: str
-    """Value that is stored with vectors and corpora: `behaviour`, or the fingerprint that `goes_by` accepted."""
     name: str
     """The folder or name that the tokenizer was loaded from; "" for a tokenizer from `train`."""
 
@@ -54,21 +52,11 @@ class Tokenizer:
         tokenizer.encode_special_tokens = True  # "[SEP]" in a document is plain text
         self.vocab_size = tokenizer.get_vocab_size()
         self._json = tokenizer.to_str()
-        self.fingerprint = self.behaviour = _behaviour(tokenizer, vocabulary)
+        self.fingerprint = _fingerprint(tokenizer, vocabulary)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For processes of a cluster. The library's own pickle loses `encode_special_tokens`."""
-        return _read, (self._json, self.name, self.fingerprint)
-
-    def goes_by(self, recorded: str) -> bool:
-        """Whether a fingerprint on disk belongs to this tokenizer; if so, `fingerprint` becomes that value.
-
-        Earlier versions of `realm` stored the digest of tokenizer.json, and the names of existing indexes contain this digest.
-        """
-        known = recorded in (self.behaviour, _digest(self._json.encode()))
-        if known:
-            self.fingerprint = recorded
-        return known
+        return _read, (self._json, self.name)
 
     @cached_property
     def separates_at_spaces(self) -> bool:
@@ -224,13 +212,11 @@ class Tokenizer:
         return self._tokenizer.decode([int(i) for i in ids])
 
 
-def _read(json: str, name: str, fingerprint: str) -> Tokenizer:
-    tokenizer = Tokenizer(FastTokenizer.from_str(json), name)
-    tokenizer.fingerprint = fingerprint
-    return tokenizer
+def _read(json: str, name: str) -> Tokenizer:
+    return Tokenizer(FastTokenizer.from_str(json), name)
 
 
-def _behaviour(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:
+def _fingerprint(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:
     """Digest of everything that determines the wordpieces of a text, without formatting and without the post-processor."""
     # The library pickles each part as JSON, with the vocabulary in the order of ids. This is much faster
     # than parsing the whole file and writing the relevant half.
@@ -247,8 +233,4 @@ def _behaviour(tokenizer: FastTokenizer, vocabulary: dict[str, int]) -> str:
     cutting = json.loads(words.__getstate__()) if words else {}
     special = [vocabulary[name] for name in SPECIAL]
     rest = json.dumps([settings, cutting, sorted(whole), special], sort_keys=True)
-    return _digest(model + rest.encode())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+    return hashlib.sha256(model + rest.encode()).hexdigest()[:16]

@@ -1,6 +1,5 @@
 """The index of a knowledge base: built, completed after additions, apart from other models' and never half there."""
 
-import hashlib
 import os
 import shutil
 from dataclasses import replace
@@ -17,12 +16,9 @@ from realm.index.embedding import IndexConfig, batches_by_length, embed_passages
 from realm.index.versions import build_index, complete_index, index_folder
 from realm.model.folder import load_model, save_model
 from realm.store import unfinished, vectors
-from realm.store.knowledge_base import KnowledgeBase, build
 from realm.store.tables.table import open_table
 from realm.text.corpus import Document
-from realm.tokens import tokenizer
 from realm.tokens.tokenizer import Tokenizer
-from tests.conftest import tiny_documents
 from tests.store.tiny import TinyTagger
 
 CONFIG = IndexConfig(device="cpu", precision="fp32")
@@ -58,27 +54,6 @@ def test_index_holds_every_passages_vector(own_kb, tiny_model, tiny_model_folder
     version = complete_index(own_kb, tiny_model, str(tiny_model_folder))
     assert (version.number, version.step) == (1, 3)
     assert_searches(version, own_kb, tiny_model)
-
-
-def test_files_that_name_the_tokenizer_by_its_text_keep_their_index(
-    tiny_kb, tiny_model, tiny_model_folder, tmp_path, monkeypatch, embedded
-) -> None:
-    """As knowledge bases, models and indexes of earlier versions do."""
-    text = (tiny_kb.folder / "tokenizer" / "tokenizer.json").read_bytes()
-    with monkeypatch.context() as before:
-        before.setattr(tokenizer, "_behaviour", lambda *_: hashlib.sha256(text).hexdigest()[:16])
-        again = Tokenizer.load(tiny_kb.folder / "tokenizer")
-        build(tmp_path / "kb", tiny_documents(), tiny_kb.config, again, TinyTagger())
-        tiny_model.tokenizer = again
-        save_model(tiny_model, tmp_path / "model")
-        report = build_index(KnowledgeBase.open(tmp_path / "kb"), str(tmp_path / "model"), CONFIG)
-    assert report["embedded"] == len(tiny_kb)
-    kb, model = KnowledgeBase.open(tmp_path / "kb"), load_model(tmp_path / "model")
-    assert build_index(kb, str(tmp_path / "model"), CONFIG) == {**report, "embedded": 0}
-    assert_searches(complete_index(kb, model, str(tmp_path / "model")), kb, model)
-    assert kb.verify() == []
-    kb.check_tokenizer(load_model(tiny_model_folder).tokenizer, "a model of today")
-    tiny_kb.check_tokenizer(model.tokenizer, "a model of before")
 
 
 def test_building_again_embeds_nothing(own_kb, tiny_model_folder, embedded) -> None:

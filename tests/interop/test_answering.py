@@ -99,7 +99,7 @@ def spans_by_hand(theirs: BertForQuestionAnswering, model: Model, question: str,
 
 def test_scores_are_start_plus_end_logits_less_those_of_cls(theirs, published, tiny_kb, tiny_model) -> None:
     reader, tokenizer, dead = load_huggingface_reader(str(published))
-    assert tokenizer.behaviour == tiny_kb.tokenizer.behaviour and dead == []
+    assert tokenizer.fingerprint == tiny_kb.tokenizer.fingerprint and dead == []
     questions = ["on which river lies Arden?", "who built the tower in Corvo, and for whom?"]
     texts = [passage.text for passage in tiny_kb.passages([0, 9])]
     asked, read = tokenizer.encode(questions), tokenizer.encode(texts)
@@ -357,4 +357,4 @@ def test_fine_tuning_starts_from_the_reader_and_saves_its_layers(
 
 def test_tokenizer_of_the_first_years_and_of_today_are_one(published, tiny_kb, tmp_path) -> None:
     tiny_kb.tokenizer.save(tmp_path)
-    assert Tokenizer.load(tmp_path).behaviour == Tokenizer.load(published).behaviour
+    assert Tokenizer.load(tmp_path).fingerprint == Tokenizer.load(published).fingerprint

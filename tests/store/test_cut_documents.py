@@ -234,7 +234,7 @@ def test_a_tokenizer_that_was_sent_to_another_process_is_the_same() -> None:
         sent = pickle.loads(pickle.dumps(one))
         texts = ["a [SEP] b", "Ruritania", DOCUMENTS[5].text]
         assert sent.encode_with_offsets(texts) == one.encode_with_offsets(texts)
-        assert (sent.fingerprint, sent.behaviour, sent.name) == (one.fingerprint, one.behaviour, one.name)
+        assert (sent.fingerprint, sent.name) == (one.fingerprint, one.name)
     with cut_documents(DOCUMENTS[:50], TinyTagger(), replace(CONFIG), TOKENIZER) as cut:
         expected = [rows for _, rows in cut]
     work = pickle.loads(pickle.dumps(partial(ingest._cutting, CONFIG, TOKENIZER)))()
