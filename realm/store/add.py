@@ -9,8 +9,7 @@ The same commit can delete documents. A passage of a replaced or deleted documen
 a document that was merged with it (`realm.store.merged`), or of another document of the addition. Then the commit gives the
 passage to this other document.
 
-Documents that differ only in their links are the same document, whose first links stay. A knowledge base of format 1 to 3 has
-no column of links, and the links of added documents are left out.
+Documents that differ only in their links are the same document, whose first links stay.
 
 An addition needs about 70 bytes of memory per passage of the knowledge base, and memory for the keys of the added documents
 and of the passages that they share with other documents.
@@ -258,14 +257,11 @@ class _Standing:
     """The passages and documents of the table before the addition, found by their keys."""
 
     def __init__(self, table: lance.LanceDataset):
-        columns = table.to_table(columns=["id", "document_key", "document_state", "document_passages"])
-        self.keys_N, self._documents_N, self._states_N, self._passages_N = (
-            column.to_numpy() for column in columns.columns
+        names = ["id", "document_key", "document_state", "document_passages", FIELDS_KEY]
+        self.keys_N, self._documents_N, self._states_N, self._passages_N, self._fields_N = (
+            column.fill_null(0).to_numpy()  # without fields, `FIELDS_KEY` is null
+            for column in table.to_table(columns=names).columns
         )
-        self._fields_N = np.zeros(len(self.keys_N), dtype=np.uint64)
-        if FIELDS_KEY in table.schema.names:
-            keys = table.to_table(columns=[FIELDS_KEY]).column(FIELDS_KEY)
-            self._fields_N = keys.fill_null(0).to_numpy()
         self._by_id = Lookup(self.keys_N)
         self._by_document = Lookup(self._documents_N)
 

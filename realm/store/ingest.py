@@ -36,17 +36,17 @@ from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, TABLE_KEY, is_new, one_writer, replace_folder, restore
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
+from realm.store.fields.columns import missing_columns
 from realm.store.merged import MERGED, Merged, originals, settle_merged, write_merged
 from realm.store.schema import (
     SCHEMA,
     Owner,
     fields_key_of,
-    needed_columns,
     passage_batch,
     row_batches,
     state_of,
 )
-from realm.store.settings import FORMAT, KnowledgeBaseConfig, Settings
+from realm.store.settings import KnowledgeBaseConfig, Settings
 from realm.store.tables.digests import CHECKSUMS
 from realm.store.tables.table import (
     PASSAGES,
@@ -344,12 +344,9 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     if newest_version(work / TABLE) is not None:
         try:
             table = open_table(work / TABLE)
-            columns = table.schema.names[: len(SCHEMA.names)]
-            if settings.same_result(Settings.of(table, work)) and columns == SCHEMA.names:
+            if settings.same_result(Settings.of(table, work)):
                 return table
-            _log.warning(
-                "%s: the interrupted build had other settings or columns; starting from the beginning", work
-            )
+            _log.warning("%s: the interrupted build had other settings; starting from the beginning", work)
         except RealmError as error:
             _log.warning("%s; starting from the beginning", error)
     for path in work.iterdir():
@@ -421,7 +418,7 @@ def _commit(
 ) -> lance.LanceDataset:
     fields = rows.fields()
     if table is None:
-        schema = pa.schema([*SCHEMA, *needed_columns(fields, SCHEMA)])
+        schema = pa.schema([*SCHEMA, *missing_columns(fields, SCHEMA)])
     else:
         read_before = {_READ: json.dumps(how_far(table)._asdict())}
         table = with_columns_of(work / TABLE, table, fields, read_before)
@@ -442,14 +439,12 @@ def with_columns_of(
     Raises:
         ChangedMeanwhile: columns are missing, and there is a newer version than `table`.
     """
-    if not (columns := needed_columns(documents, table.schema)):
+    if not (columns := missing_columns(documents, table.schema)):
         return table
-    settings = {**json.loads(table.schema.metadata[TABLE_KEY]), "format": FORMAT}
-    metadata = {**table.schema.metadata, TABLE_KEY: json.dumps(settings).encode()}
     with one_writer(path.parent):
         check_newest(path, table)
         settle_merged(path.parent, int(table.version))
-        return add_columns(path, table, columns, metadata, properties)
+        return add_columns(path, table, columns, properties)
 
 
 def _in_few_files(work: Path, table: lance.LanceDataset, read: ReadSoFar) -> lance.LanceDataset:

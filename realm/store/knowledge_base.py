@@ -22,7 +22,6 @@ and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is 
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypedDict, TypeVar
@@ -47,12 +46,12 @@ from realm.store.merged import change_merged, handed_over, originals, read_merge
 from realm.store.schema import (
     FIELDS,
     LINKS,
+    PASSAGE_COLUMNS,
     PassageTokens,
     fingerprint_of,
     links_digest,
     load_tokens,
     mapped_tokens,
-    passage_columns,
     to_passages,
     to_tokens,
     with_fields,
@@ -132,7 +131,6 @@ class KnowledgeBase:
     def __init__(self, folder: Path, table: lance.LanceDataset, settings: Settings, tokenizer: Tokenizer):
         self.folder = folder
         self.config = settings.config
-        self._says_held_out = settings.says_held_out
         self.tokenizer = tokenizer
         self.table = table
 
@@ -168,7 +166,7 @@ class KnowledgeBase:
     def __iter__(self) -> Iterator[Passage]:
         """All passages in the order of their numbers, read from disk as they are needed."""
         with reading(self.table):
-            for batch in self.table.to_batches(columns=passage_columns(self.table.schema), batch_size=1024):
+            for batch in self.table.to_batches(columns=list(PASSAGE_COLUMNS), batch_size=1024):
                 yield from to_passages(batch)
 
     def passages(self, numbers: Iterable[int]) -> list[Passage]:
@@ -181,7 +179,7 @@ class KnowledgeBase:
                 f"passage numbers are {numbers.min()} to {numbers.max()}, not 0 to {len(self) - 1}"
             )
         with reading(self.table):
-            return to_passages(take_rows(self.table, numbers, passage_columns(self.table.schema)))
+            return to_passages(take_rows(self.table, numbers, list(PASSAGE_COLUMNS)))
 
     @cached_property
     def keys_N(self) -> np.ndarray:
@@ -258,8 +256,6 @@ class KnowledgeBase:
     @cached_property
     def links_digest(self) -> str:
         """Digest of the links of all passages, which `fingerprint` does not cover; "" if no passage has links."""
-        if LINKS not in self.table.schema.names:
-            return ""
         with reading(self.table):
             return links_digest(self.table.to_batches(columns=[LINKS]))
 
@@ -285,17 +281,12 @@ class KnowledgeBase:
     def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
         """Checks that the training of the model `name` held out the held-out passages of this knowledge base.
 
-        `others` are the rules by which the training stages held out passages. If an earlier version of realm made the knowledge
-        base, the knowledge base has no held-out share, and gets the share of the training.
+        `others` are the rules by which the training stages held out passages.
 
         Raises:
             InputError: the training held out other passages.
         """
-        others = sorted(set(others))
-        lengths = [other.passage_tokens for other in others]
-        if not self._says_held_out and lengths == [self.config.passage_tokens]:
-            self.config = replace(self.config, held_out=others[0].held_out)
-        for other in others:
+        for other in sorted(set(others)):
             if other != self.held_out:
                 raise InputError(
                     f"{name} has {other}, but knowledge base {self.folder} has {self.held_out}: {name} may have been trained "
@@ -320,15 +311,13 @@ class KnowledgeBase:
         end = None if count is None else start + count
         if not prefix:
             first_N, counts_N = first_N[start:end], counts_N[start:end]
-        columns = [name for name in ("document_id", "title", FIELDS) if name in self.table.schema.names]
         with reading(self.table):
-            rows = take_rows(self.table, first_N, columns)
-        fields = rows.column(FIELDS).to_pylist() if FIELDS in columns else [None] * len(rows)
+            rows = take_rows(self.table, first_N, ["document_id", "title", FIELDS])
         names = zip(
             rows.column("document_id").to_pylist(),
             rows.column("title").to_pylist(),
             counts_N.tolist(),
-            map(from_json, fields),
+            map(from_json, rows.column(FIELDS).to_pylist()),
             strict=True,
         )
         if not prefix:

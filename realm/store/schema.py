@@ -15,7 +15,7 @@ import json
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise, repeat
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from realm.keys import hex_id, key_of
 from realm.progress import progress
-from realm.store.fields.columns import missing_columns, typed_columns
+from realm.store.fields.columns import typed_columns
 from realm.store.mapped_arrays import Arrays, mapped_arrays
 from realm.text.corpus import Document, Passage, Span
 from realm.text.fields import Fields, from_json, to_json
@@ -54,7 +54,7 @@ SCHEMA = pa.schema(
         ("span_starts", _NUMBERS),
         ("span_ends", _NUMBERS),
         ("span_labels", pa.list_(pa.string())),
-        # Titles of the linked pages; null if the links are unknown. Tables of formats 1 to 3 do not have this column.
+        # Titles of the linked pages; null if the links are unknown.
         (LINKS, pa.list_(pa.string())),
         # Ids and positions of wordpieces.
         ("title_ids", _NUMBERS),
@@ -62,8 +62,7 @@ SCHEMA = pa.schema(
         ("sentence_pieces", _NUMBERS),
         ("span_first_pieces", _NUMBERS),
         ("span_end_pieces", _NUMBERS),
-        # Fields of the document as JSON, and their key; null if the document has no fields. A table of formats 1 to 4 gets
-        # these columns when a document with fields is added.
+        # Fields of the document as JSON, and their key; null if the document has no fields.
         (FIELDS, pa.string()),
         (FIELDS_KEY, pa.uint64()),
     ]
@@ -174,7 +173,7 @@ def row_batches(
 ) -> list[pa.RecordBatch]:
     """Rows as Arrow batches of `size` rows, from batches of `PASSAGE_SCHEMA` and an owner for each of their passages.
 
-    `schema` is the schema of the table to which the rows are added. An earlier format has fewer columns than `SCHEMA`.
+    `schema` is the schema of the table to which the rows are added.
     """
     columns = owner_values(owners) | field_values([owner.fields for owner in owners], schema)
     of_passages = pa.Table.from_batches(passages, PASSAGE_SCHEMA)
@@ -191,27 +190,9 @@ def row_batches(
     ]
 
 
-def passage_columns(schema: pa.Schema) -> list[str]:
-    """Those of the `PASSAGE_COLUMNS` that `schema` has; tables of earlier formats have fewer columns."""
-    return [name for name in PASSAGE_COLUMNS if name in schema.names]
-
-
 def to_passages(table: pa.Table | pa.RecordBatch) -> list[Passage]:
-    """Passages from rows of the table that have at least the columns `passage_columns`."""
-    columns = (
-        _python(table.column(name)) if name in table.schema.names else repeat(None)
-        for name in PASSAGE_COLUMNS
-    )
-    return list(map(_passage, *columns))
-
-
-def needed_columns(documents: Iterable[Fields], schema: pa.Schema) -> list[pa.Field]:
-    """The columns that a table needs for documents with these fields, and does not have."""
-    documents = [fields for fields in documents if fields]
-    if not documents:
-        return []
-    untyped = [SCHEMA.field(name) for name in (FIELDS, FIELDS_KEY) if name not in schema.names]
-    return untyped + missing_columns(documents, schema)
+    """Passages from rows of the table that have at least the `PASSAGE_COLUMNS`."""
+    return list(map(_passage, *(_python(table.column(name)) for name in PASSAGE_COLUMNS)))
 
 
 def with_fields(rows: pa.Table, fields: Sequence[Fields], schema: pa.Schema) -> pa.Table:
@@ -243,8 +224,7 @@ def owner_values(owners: Sequence[Owner]) -> dict[str, list[Any]]:
 
 
 def field_values(fields: Sequence[Fields], schema: pa.Schema) -> dict[str, list[Any]]:
-    """Values of the columns `FIELDS` and `FIELDS_KEY`, which `schema` may lack, and of the typed columns of `schema`: one value
-    per document."""
+    """Values of the columns `FIELDS` and `FIELDS_KEY`, and of the typed columns of `schema`: one value per document."""
     return {
         FIELDS: [to_json(one) for one in fields],
         FIELDS_KEY: [fields_key_of(one) for one in fields],

@@ -14,8 +14,7 @@ from realm.settings import config_from
 from realm.text.corpus import PassagesConfig
 
 FORMAT = 5
-"""Format of the passages on disk. All formats from 1 to this number can be read. Format 4 has a column of links, format 5 has
-columns of fields."""
+"""Format of the passages on disk, the only format that can be read."""
 _DECISIVE = (
     "passage_tokens",
     "cut",
@@ -84,8 +83,6 @@ class Settings(NamedTuple):
     config: KnowledgeBaseConfig
     tokenizer: str
     """Fingerprint of the tokenizer."""
-    says_held_out: bool = True
-    """False if an earlier version of realm made the knowledge base: then each training stage had its own held-out share."""
 
     def to_json(self) -> str:
         saved: SettingsJson = {
@@ -109,17 +106,12 @@ class Settings(NamedTuple):
             raise InputError(
                 f"{folder} is not a knowledge base: the table of passages has no settings"
             ) from None
-        if known[0] not in range(1, FORMAT + 1):
+        if known[0] != FORMAT:
             raise InputError(
-                f"{folder} has format {known[0]}, but this version of realm reads formats 1 to {FORMAT}: build the knowledge "
+                f"{folder} has format {known[0]}, but this version of realm reads only format {FORMAT}: build the knowledge "
                 "base again"
             )
-        fields = {field.name for field in dataclasses.fields(KnowledgeBaseConfig)}
-        # Earlier versions had more settings.
-        values = {name: value for name, value in known[2].items() if name in fields}
-        values.setdefault("tokenizer", "")  # formats 1 and 2 had no name of a tokenizer
-        config = config_from(KnowledgeBaseConfig, values, str(folder))
-        return cls(config, known[1], "held_out" in known[2])
+        return cls(config_from(KnowledgeBaseConfig, known[2], str(folder)), known[1])
 
     def same_result(self, other: "Settings") -> bool:
         """Whether a build from the same documents makes the same knowledge base with both settings."""

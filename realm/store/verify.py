@@ -123,8 +123,6 @@ def _wrong_document_key(batch: pa.RecordBatch) -> np.ndarray:
 
 
 def _wrong_fields(batch: pa.RecordBatch) -> np.ndarray:
-    if FIELDS not in batch.schema.names:
-        return np.zeros(len(batch), dtype=bool)
     columns = field_values(list(map(from_json, batch.column(FIELDS).to_pylist())), batch.schema)
     right_B = np.ones(len(batch), dtype=bool)
     for name, values in columns.items():

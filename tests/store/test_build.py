@@ -16,6 +16,7 @@ import pytest
 
 from realm.errors import RealmError
 from realm.store import ingest as build_module
+from realm.store import settings as settings_module
 from realm.store.knowledge_base import (
     BuildResult,
     DocumentEntry,
@@ -25,7 +26,7 @@ from realm.store.knowledge_base import (
 )
 from realm.text.corpus import Annotations, Document, Span, passage_id
 from realm.tokens.sentences import SentenceTokenizer
-from tests.store.tiny import CONFIG, DOCUMENTS, LINKED, TOKENIZER, TinyTagger, as_format_3, content, make
+from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, content, make
 
 # --- build --------------------------------------------------------------------------------------------------
 
@@ -274,12 +275,14 @@ def test_an_interrupted_build_with_other_settings_starts_over_with_a_message(
     assert getattr(KnowledgeBase.open(tmp_path / "kb").config, name) == value
 
 
-def test_an_interrupted_build_without_a_column_of_links_starts_over(tmp_path: Path) -> None:
-    interrupt(tmp_path / "kb", [*LINKED, *DOCUMENTS])
-    as_format_3(tmp_path / "kb.building")
-    kb = make(tmp_path / "kb", [*LINKED, *DOCUMENTS])
-    assert list(kb) == list(make(tmp_path / "whole", [*LINKED, *DOCUMENTS]))
-    assert next(iter(kb)).links == ("Town 3", "Inn")
+def test_an_interrupted_build_of_another_format_starts_over(
+    kb: KnowledgeBase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(settings_module, "FORMAT", 4)
+        interrupt(tmp_path / "again")
+    assert list(make(tmp_path / "again")) == list(kb)
+    assert "has format 4" in caplog.text and "starting from the beginning" in caplog.text
 
 
 def test_an_interrupted_build_goes_on_only_with_the_documents_it_read(tmp_path: Path) -> None:

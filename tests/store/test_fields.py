@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from realm import cli
 from realm.documents.reading import read_documents
-from realm.errors import RealmError, WriteFailed
+from realm.errors import WriteFailed
 from realm.files import write_json_lines
 from realm.store import export as export_module
 from realm.store import ingest
@@ -28,7 +28,7 @@ from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
 from realm.store.tables.table import commit, write_rows
 from realm.text.corpus import Document, Section
 from realm.text.fields import clean_fields, kind_of
-from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, as_format_3, make
+from tests.store.tiny import CONFIG, DOCUMENTS, TOKENIZER, TinyTagger, make
 from tests.store.with_fields import kb, made, with_fields
 
 __all__ = ["kb", "made"]
@@ -216,27 +216,6 @@ def test_an_interrupted_build_continues_with_its_fields(tmp_path: Path) -> None:
         build(tmp_path / "other", with_fields(), config, TOKENIZER, TinyTagger(kill))
     with pytest.raises(ingest.DocumentsChanged):
         build(tmp_path / "other", DOCUMENTS, config, TOKENIZER, TinyTagger())
-
-
-def test_a_knowledge_base_of_an_earlier_format_gets_columns_when_a_document_needs_them(
-    tmp_path: Path,
-) -> None:
-    make(tmp_path / "kb")
-    as_format_3(tmp_path / "kb")
-    old = KnowledgeBase.open(tmp_path / "kb")
-    assert set(map(str, fields_of(old).values())) == {"{}"}
-    assert [one.fields for one in old.documents(count=2)] == [{}, {}]
-    with pytest.raises(RealmError, match="year is not a field"):
-        old.matching("year = 1")
-    old.add([Document("Plain", "It has no fields.", "p")], TinyTagger())
-    assert "fields" not in old.table.schema.names
-    old.add([with_fields()[1], Document("New", "It is in town.", "n", None, {"year": 5})], TinyTagger())
-    for _ in range(2):
-        old = KnowledgeBase.open(old.folder)
-        assert old.matching("year >= 5").sum() == sum("year" in one.fields for one in old) > 1
-        assert old.verify() == []
-        assert json.loads(old.table.schema.metadata[b"realm"])["format"] == ingest.FORMAT
-        old.compact()
 
 
 def test_fields_that_differ_from_their_columns_are_found(kb: KnowledgeBase) -> None:

@@ -1,17 +1,14 @@
 """A corpus of twenty towns, and a tokenizer and a tagger small enough to read."""
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import lance
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, normalizers, pre_tokenizers
 
 from realm.store.knowledge_base import KnowledgeBase, KnowledgeBaseConfig, build
-from realm.store.tables.table import commit, open_table, write_rows
 from realm.text.corpus import Annotations, Document, Link, Span
 from realm.tokens.tokenizer import Tokenizer
 
@@ -83,17 +80,3 @@ def holding_out(kb: KnowledgeBase, share: float) -> KnowledgeBase:
 
 def content(kb: KnowledgeBase) -> list[tuple[str, str]]:
     return [(passage.document_id, passage.text) for passage in kb]
-
-
-def as_format_3(folder: Path) -> None:
-    """Rewrites the table of a knowledge base as earlier versions wrote it: without the columns of links and fields."""
-    table = open_table(folder / "passages.lance")
-    since = ("links", "fields", "fields_key")
-    rows = table.to_table(
-        columns=[name for name in table.schema.names if name not in since and ":" not in name]
-    )
-    saved = json.loads(table.schema.metadata[b"realm"]) | {"format": 3}
-    schema = rows.schema.with_metadata({b"realm": json.dumps(saved)})
-    properties = table.read_transaction(table.version).transaction_properties
-    fragments = write_rows(folder / "passages.lance", rows.to_batches(), schema, new=True)
-    commit(folder / "passages.lance", lance.LanceOperation.Overwrite(schema, fragments), table, properties)

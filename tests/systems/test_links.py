@@ -3,19 +3,19 @@
 import json
 import random
 import re
-import shutil
 
 import mwparserfromhell
 import pytest
 
 from realm import cli
-from realm.store.knowledge_base import KnowledgeBase
+from realm.documents.reading import read_documents
+from realm.store.knowledge_base import KnowledgeBase, build
 from realm.systems.articles import Articles
 from realm.systems.passage_graph import PassageGraph, Titles
 from realm.systems.path_retriever import links_of
 from realm.text.corpus import Passage
+from realm.text.salient_spans import load_tagger
 from tests.documents.writers import page, write_dump
-from tests.store.tiny import as_format_3
 
 TITLES = [f"Town {number}" for number in range(24)] + ["Ouse (river)", "AT&T", "Éclair"]
 SHAPES = (
@@ -107,14 +107,16 @@ def test_the_edges_of_the_graph_are_the_links(kb, pages, tmp_path) -> None:
     assert edges > len(passages)
 
 
-def test_without_the_column_the_edges_are_titles_in_the_text_and_the_graph_is_made_anew(kb, tmp_path) -> None:
+def test_without_links_the_edges_are_titles_in_the_text_and_the_graph_is_made_anew(kb, tmp_path) -> None:
     with_links = PassageGraph.open(kb, tmp_path / "system")
-    shutil.copytree(kb.folder, tmp_path / "old")
-    as_format_3(tmp_path / "old")
-    old = KnowledgeBase.open(tmp_path / "old")
-    graph = PassageGraph.open(old, tmp_path / "system")
-    titles = Titles(old, Articles.of(old))
-    for number, passage in enumerate(old):
+    sources = [str(kb.folder.parent / name) for name in ("first.xml.bz2", "second.xml", "plain.jsonl")]
+    documents = (document._replace(links=None) for document in read_documents(sources))
+    build(tmp_path / "bare", documents, kb.config, kb.tokenizer, load_tagger("rules"))
+    bare = KnowledgeBase.open(tmp_path / "bare")
+    assert (bare.fingerprint, bare.links_digest) == (kb.fingerprint, "")
+    graph = PassageGraph.open(bare, tmp_path / "system")
+    titles = Titles(bare, Articles.of(bare))
+    for number, passage in enumerate(bare):
         own = graph.articles.document_N[number]
         found = dict.fromkeys(titles.find(passage.text))
         assert graph.named(number) == [document for document in found if document != own]

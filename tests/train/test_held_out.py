@@ -1,23 +1,17 @@
 """One held-out share: the knowledge base has it, models remember it, and stages and the probe refuse another one."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import lance
 import numpy as np
 import pytest
 
 from realm.errors import RealmError
-from realm.index.embedding import IndexConfig
-from realm.index.versions import build_index
-from realm.masking import held_out as held_out_module
 from realm.masking.held_out import held_out
-from realm.model.folder import load_model, save_model
+from realm.model.folder import save_model
 from realm.model.manifest import HELD_OUT, encoder_held_out
 from realm.qa.probe import ProbeConfig, probe
 from realm.settings import read_config
-from realm.store import ingest as build_module
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.store.settings import KnowledgeBaseConfig, Settings
 from realm.text.corpus import HeldOut
@@ -64,11 +58,6 @@ def test_model_trained_on_passages_of_another_length_is_refused(tiny_kb, trained
         probe(tiny_kb, trained(held_out=0.2, passage_tokens=112), ProbeConfig(device="cpu"))
 
 
-def test_record_of_an_earlier_version_has_a_share_alone(tiny_kb, trained) -> None:
-    assert load_model(trained(held_out=0.2)).held_out == {HeldOut(0.2, 48)}
-    tiny_kb.agree_on_held_out(load_model(trained(held_out=0.2)).held_out, "model")
-
-
 def test_text_and_knowledge_must_hold_out_the_same(tiny_kb, tiny_model_folder, tmp_path) -> None:
     text = holding_out(tiny_kb, 0.1)
     config = tiny(pretrain.PretrainConfig, "pretrain")
@@ -109,65 +98,6 @@ def test_share_is_kept_through_additions_and_starts_an_interrupted_build_over(ti
     assert before < set(np.array(again.ids)[held_out(again.ids, again.config.held_out)])
     other = Settings(KnowledgeBaseConfig(passage_tokens=48, held_out=0.1), kb.tokenizer.fingerprint)
     assert not Settings(config, kb.tokenizer.fingerprint).same_result(other)
-
-
-@pytest.fixture
-def earlier_kb(tiny_kb, tmp_path_factory, monkeypatch) -> KnowledgeBase:
-    """The tiny knowledge base as an earlier version wrote it: without a share."""
-
-    def to_json(settings: Settings) -> str:
-        saved = json.loads(written(settings))
-        del saved["config"]["held_out"]
-        return json.dumps(saved | {"format": 1})
-
-    written = Settings.to_json
-    folder = tmp_path_factory.mktemp("earlier") / "kb"
-    with monkeypatch.context() as patched:
-        patched.setattr(build_module.Settings, "to_json", to_json)
-        config = KnowledgeBaseConfig(passage_tokens=48)
-        build(folder, tiny_documents(), config, tiny_kb.tokenizer, TinyTagger())
-    assert b"held_out" not in lance.dataset(str(folder / "passages.lance")).schema.metadata[b"realm"]
-    return KnowledgeBase.open(folder)
-
-
-def test_knowledge_base_of_an_earlier_version_has_the_share_that_was_the_default(earlier_kb) -> None:
-    earlier_kb.agree_on_held_out([], "an encoder that was trained elsewhere")
-    assert earlier_kb.held_out == HeldOut(0.03, 48)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_knowledge_base_of_an_earlier_version_holds_out_what_its_models_did(
-    earlier_kb, trained, tmp_path, monkeypatch, stage
-) -> None:
-    shares = []
-
-    def watched(ids: Sequence[str], share: float) -> np.ndarray:
-        shares.append(share)
-        return held_out(ids, share)
-
-    for module in (mlm, ict, pretrain, adapt, held_out_module):
-        monkeypatch.setattr(module, "held_out", watched)
-    model = trained(held_out=0.2)
-    build_index(earlier_kb, model, IndexConfig(device="cpu"))
-    STAGES[stage](earlier_kb, tmp_path / "out", model)
-    assert set(shares) == {0.2}
-    if stage != "probe":
-        assert load_model(tmp_path / "out").held_out == {HeldOut(0.2, 48)}
-
-
-def test_text_of_an_earlier_version_holds_out_what_the_knowledge_does(
-    tiny_kb, earlier_kb, trained, tmp_path
-) -> None:
-    config = tiny(pretrain.PretrainConfig, "pretrain")
-    pretrain.train(tiny_kb, tmp_path / "out", config, trained(held_out=0.2), earlier_kb)
-    assert earlier_kb.held_out == HeldOut(0.2, 48)
-
-
-def test_knowledge_base_of_an_earlier_version_refuses_models_that_held_out_another_text(earlier_kb) -> None:
-    with pytest.raises(RealmError, match=r"held_out=0\.1, passage_tokens=48, "):
-        earlier_kb.agree_on_held_out([HeldOut(0.1, 48), HeldOut(0.3, 48)], "model")
-    with pytest.raises(RealmError, match=r"held_out=0\.1, passage_tokens=64, "):
-        earlier_kb.agree_on_held_out([HeldOut(0.1, 64)], "model")
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])

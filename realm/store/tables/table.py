@@ -260,15 +260,13 @@ def add_columns(
     path: Path,
     table: lance.LanceDataset,
     columns: Sequence[pa.Field],
-    metadata: Mapping[bytes, bytes] | None = None,
     properties: Mapping[str, str] | None = None,
 ) -> lance.LanceDataset:
     """Commits a version with further columns, which are null in all rows; no data file is written.
 
-    Rows that were written before, and are committed later, are null in these columns too. `metadata` replaces the metadata of
-    the schema, if it is given.
+    Rows that were written before, and are committed later, are null in these columns too.
     """
-    schema = pa.schema([*table.schema, *columns], metadata=metadata or table.schema.metadata)
+    schema = pa.schema([*table.schema, *columns], metadata=table.schema.metadata)
     fragments = [fragment.metadata for fragment in table.get_fragments()]
     return commit(
         path, lance.LanceOperation.Merge(fragments, LanceSchema.from_pyarrow(schema)), table, properties
