@@ -289,7 +289,7 @@ def _owner(file: Path) -> str:
             case "a knowledge base":
                 return f"the knowledge base {folder}"
             case "a model":
-                # Earlier versions recorded no checksums.
+                # The checksums are removed from the manifest of a model that was changed on purpose.
                 own = read_manifest(folder).get("checksums")
                 if own is None or file.relative_to(folder).as_posix() in own:
                     return f"the model {folder}"

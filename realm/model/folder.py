@@ -26,7 +26,7 @@ from realm.checksums import changed, checksums_of, record_checksums
 from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import write_json
 from realm.folders import copy_into, is_new, replace_folder
-from realm.model.bert import Bert, BertConfig
+from realm.model.bert import Bert
 from realm.model.bert_files import SkipInit, bert_config, read_bert_config
 from realm.model.calibration import Calibration
 from realm.model.embedder import Embedder, EmbedderConfig
@@ -91,13 +91,14 @@ class Model:
         return self.masked_reader
 
     @property
-    def held_out(self) -> set[HeldOut]:
-        """The rules by which the stages held out passages; only models of earlier versions can have several rules."""
-        return {
-            HeldOut(record["held_out"], record.get("passage_tokens", self.lengths.passage))
+    def held_out(self) -> HeldOut | None:
+        """The rule by which the stages held out passages, which is the same for all of them; None if none held out passages."""
+        rules = (
+            HeldOut(record["held_out"], record["passage_tokens"])
             for record in self.stages
             if "held_out" in record
-        }
+        )
+        return next(rules, None)
 
     @property
     def device(self) -> torch.device:
@@ -188,9 +189,8 @@ def _write(model: Model, aside: Path, extra: Sequence[Path], compact: bool) -> N
     aside.mkdir(parents=True)
     model.tokenizer.save(aside)
     save_reader(model.reader, aside / "encoder", compact)
-    if len(model.held_out) == 1:
-        share, longest = min(model.held_out)
-        held_out: HeldOutFile = {"held_out": share, "passage_tokens": longest}
+    if (rule := model.held_out) is not None:
+        held_out: HeldOutFile = {"held_out": rule.held_out, "passage_tokens": rule.passage_tokens}
         write_json(aside / "encoder" / HELD_OUT, held_out)
     model.tokenizer.save(aside / "encoder")
     record_checksums(aside / "encoder")
@@ -251,7 +251,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     manifest, path = read_manifest(folder), model_path(folder)
     tokenizer = Tokenizer.load(path)
     masked_reader = load_reader(str(path / "encoder"), alone=False) if reader else None
-    encoder = masked_reader.config if masked_reader else _check_reader(path / "encoder")
+    if not reader:
+        _check_reader(path / "encoder")
     try:
         if tokenizer.fingerprint != manifest["tokenizer"]:
             raise InputError(f"{folder}: tokenizer.json is not the tokenizer that the model was trained with")
@@ -265,16 +266,12 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             embedder.passage.load_state_dict(_from_disk(states, "passage."))
         span_reader = None
         if manifest["span_reader"]:
-            spans = config_from(SpanConfig, manifest.get("span", {}), f"{path / MANIFEST} span")
-            # Earlier versions wrote no `span_trunk`: both readers had encoders of the same sizes.
-            sizes = manifest.get("span_trunk")
-            bert = encoder if sizes is None else bert_config(sizes, f"{path / MANIFEST} span_trunk")
+            spans = config_from(SpanConfig, manifest["span"], f"{path / MANIFEST} span")
+            sizes = bert_config(manifest["span_trunk"], f"{path / MANIFEST} span_trunk")
             with SkipInit():
-                span_reader = SpanReader(Bert(bert), config=spans)
+                span_reader = SpanReader(Bert(sizes), config=spans)
             span_reader.load_state_dict(_from_disk(load_tensors(path / "span_reader.safetensors")))
-        calibration = config_from(
-            Calibration, manifest.get("calibration", {}), f"{path / MANIFEST} calibration"
-        )
+        calibration = config_from(Calibration, manifest["calibration"], f"{path / MANIFEST} calibration")
     except RealmError:
         raise
     except (
@@ -297,8 +294,8 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
     return model
 
 
-def _check_reader(encoder: Path) -> BertConfig:
-    """Checks the files of a masked-LM reader without loading them -> the sizes of the reader.
+def _check_reader(encoder: Path) -> None:
+    """Checks the files of a masked-LM reader without loading them.
 
     Raises:
         InputError: a file is missing or cut short.
@@ -309,7 +306,7 @@ def _check_reader(encoder: Path) -> BertConfig:
             look_at_tensors(file)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{encoder} does not load as a BERT: {reason(error)}") from error
-    return read_bert_config(encoder, str(encoder))
+    read_bert_config(encoder, str(encoder))
 
 
 def add_weights(digest: "hashlib._Hash", states: Mapping[str, torch.Tensor]) -> None:

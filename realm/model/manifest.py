@@ -18,14 +18,18 @@ from realm.text.corpus import HeldOut
 FORMAT = 2
 HELD_OUT = "held_out.json"
 """File in the folder of an encoder: which passages the training held out, and, if known, the sources of the training text."""
-KINDS: dict[str, type | tuple[type, ...]] = {
+KINDS: dict[str, type] = {
     "step": int,
     "tokenizer": str,
+    "passage_fingerprint": str,
     "lengths": dict,
     "embedder": dict,
     "trunk": dict,
     "span_reader": bool,
-    "stages": (list, dict),
+    "span": dict,
+    "span_trunk": dict,
+    "calibration": dict,
+    "stages": list,
 }
 """Types of the values in a manifest."""
 HUB_FILES = ("*.json", "*.safetensors")
@@ -149,7 +153,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
         if recorded not in (None, manifest_checksum(manifest)):
             raise damaged_model(folder, f"{MANIFEST} differs from its checksum")
         _check_kinds(manifest)
-        return {**manifest, "stages": _records(manifest["stages"])}
+        return dict(manifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, RealmError):
             raise
@@ -172,8 +176,12 @@ def checked_manifest(folder: str | Path) -> dict[str, Any]:
 def _check_kinds(manifest: Mapping[str, Any]) -> None:
     """Raises KeyError if a value of the manifest is missing, and TypeError if a value has a wrong type."""
     for name, kind in KINDS.items():
-        if type(manifest[name]) not in (kind if isinstance(kind, tuple) else (kind,)):
+        if type(manifest[name]) is not kind:
             raise TypeError(f"{name} is {str(manifest[name])[:60]!r}")
+    for record in manifest["stages"]:
+        rule = [record[name] for name in HeldOut._fields] if "held_out" in record else []
+        if type(record["stage"]) is not str or not all(type(value) in (int, float) for value in rule):
+            raise TypeError(f"a stage is {str(record)[:60]!r}")
     for name, value in manifest.get("checksums", {}).items():
         if not isinstance(value, str):
             raise TypeError(f"the checksum of {name} is {str(value)[:60]!r}")
@@ -199,22 +207,11 @@ def last_record(stages: Sequence[dict[str, Any]], stage: str) -> dict[str, Any]:
     return next((record for record in reversed(stages) if record["stage"] == stage), {})
 
 
-def _records(saved: Any) -> list[dict[str, Any]]:
-    """The stages of a manifest as a list; earlier versions wrote an object whose keys are the names of the stages."""
-    if isinstance(saved, Mapping):
-        saved = [{**settings, "stage": stage} for stage, settings in saved.items()]
-    for record in saved:
-        held_out = record.get("held_out", 0.0), record.get("passage_tokens", 0)
-        if type(record["stage"]) is not str or not all(type(value) in (int, float) for value in held_out):
-            raise TypeError(f"a stage is {str(record)[:60]!r}")
-    return list(saved)
-
-
-def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
-    """Describes the passages that the training of an encoder held out; empty if the encoder has no file `held_out.json`.
+def encoder_held_out(name: str, sources: Sequence[str] = ()) -> HeldOut | None:
+    """The rule by which the training of an encoder held out passages; None if the encoder has no file `held_out.json`.
 
     `name` is a folder, or a name as in `encoder_folder`. If the file lists the sources of the training text, and `sources` has
-    none of these, the result is empty, because the encoder was trained on no text of `sources`.
+    none of these, the result is None, because the encoder was trained on no text of `sources`.
 
     Raises:
         InputError: there is no such encoder.
@@ -222,13 +219,13 @@ def encoder_held_out(name: str, sources: Sequence[str] = ()) -> set[HeldOut]:
     """
     file = Path(encoder_folder(name)) / HELD_OUT
     if not file.is_file():
-        return set()
+        return None
     try:
         saved = read_json(file)
         seen = saved.pop("sources", sources)
         found = HeldOut(**saved)
         if not all(type(value) in (int, float) for value in found):
             raise TypeError(f"its values are {str(tuple(found))[:60]}")
-        return {found} if seen is sources or set(seen) & set(sources) else set()
+        return found if seen is sources or set(seen) & set(sources) else None
     except (TypeError, AttributeError) as error:
         raise DamagedError(f"{file} is damaged: {error}") from error

@@ -278,21 +278,20 @@ class KnowledgeBase:
         share, longest = self.held_out
         return {"kb": self.fingerprint, "held_out": share, "passage_tokens": longest}
 
-    def agree_on_held_out(self, others: Iterable[HeldOut], name: str) -> None:
+    def agree_on_held_out(self, other: HeldOut | None, name: str) -> None:
         """Checks that the training of the model `name` held out the held-out passages of this knowledge base.
 
-        `others` are the rules by which the training stages held out passages.
+        `other` is the rule by which the training held out passages; None if it held out no passages of these documents.
 
         Raises:
             InputError: the training held out other passages.
         """
-        for other in sorted(set(others)):
-            if other != self.held_out:
-                raise InputError(
-                    f"{name} has {other}, but knowledge base {self.folder} has {self.held_out}: {name} may have been trained "
-                    f"on held-out passages; build a knowledge base with `--set held_out={other.held_out:g} --set "
-                    f"passage_tokens={other.passage_tokens}`, or use a model that was trained on this knowledge base"
-                )
+        if other not in (None, self.held_out):
+            raise InputError(
+                f"{name} has {other}, but knowledge base {self.folder} has {self.held_out}: {name} may have been trained on "
+                f"held-out passages; build a knowledge base with `--set held_out={other.held_out:g} --set "
+                f"passage_tokens={other.passage_tokens}`, or use a model that was trained on this knowledge base"
+            )
 
     def documents(
         self, start: int = 0, count: int | None = None, prefix: str = "", where: str | None = None

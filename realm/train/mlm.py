@@ -193,7 +193,7 @@ def start_model(kb: KnowledgeBase, config: MlmConfig, init: str | None) -> Model
     """The model before the first step: made from a model folder, from a BERT-like encoder, or with random weights."""
     lengths = Lengths(query=config.query_tokens, passage=kb.config.passage_tokens)
     stages: list[dict[str, Any]] = []
-    held_out_by_init: set[HeldOut] = set()
+    held_out_by_init: HeldOut | None = None
     span_reader: SpanReader | None = None
     torch.manual_seed(config.seed)
     if init is None:

@@ -174,7 +174,7 @@ def train(
     kb.agree_on_held_out(model.held_out, init)
     source = text or kb
     source.check_tokenizer(model.tokenizer, init)
-    source.agree_on_held_out([kb.held_out], f"--kb {kb.folder}")
+    source.agree_on_held_out(kb.held_out, f"--kb {kb.folder}")
     knowledge, spans = kb.tokens, SpanIndex(kb.tokens)
     words = load_or_build_bm25(kb) if config.bm25 else None
     known = np.flatnonzero(~held_out(kb.ids, kb.config.held_out))

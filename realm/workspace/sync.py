@@ -155,11 +155,11 @@ class Sync:
 
     def _kb_config(self) -> KnowledgeBaseConfig:
         """Settings of the knowledge base that fit the start model."""
-        held_out = min(self.start.held_out).held_out if self.start.held_out else self.config.held_out
+        rule = self.start.held_out
         return KnowledgeBaseConfig(
             tokenizer=self.config.start,
             passage_tokens=self.start.lengths.passage,
-            held_out=held_out,
+            held_out=self.config.held_out if rule is None else rule.held_out,
             sources=tuple(self.sources),
             **{one.name: getattr(self.config, one.name) for one in fields(PassagesConfig)},
         )

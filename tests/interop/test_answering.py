@@ -16,7 +16,7 @@ from realm.errors import InputError
 from realm.interop.export import check_exportable
 from realm.interop.span_readers import LONGEST_ANSWER, load_huggingface_reader, take_reader
 from realm.model.calibration import Calibration
-from realm.model.folder import Model, load_model, save_model
+from realm.model.folder import Model, load_model
 from realm.model.span_reader import SpanConfig
 from realm.qa.calibrating import calibrate
 from realm.qa.pipeline import SPANS_ADDED_UP, AnswerConfig, Answerer
@@ -289,25 +289,6 @@ def test_classes_of_the_published_checkpoints_do_not_take_its_head(published, ti
         reader.config = replace(SpanConfig(), **other)
         with pytest.raises(InputError, match="add the retrieval score to every span score"):
             check_exportable(tiny_model)
-
-
-def test_reader_of_the_encoders_own_sizes_is_read_from_folders_of_earlier_versions(
-    tiny_model_folder, qa_folder_of_before
-) -> None:
-    reader = load_model(qa_folder_of_before).span_reader
-    assert reader is not None and reader.config.head == "pairs"
-    assert reader.encoder.config == load_model(tiny_model_folder).reader.config
-
-
-@pytest.fixture
-def qa_folder_of_before(tiny_model, tmp_path) -> Path:
-    finetune.start_reader(tiny_model, 0)
-    folder = tmp_path / "before"
-    save_model(tiny_model, folder)
-    manifest = json.loads((folder / "realm.json").read_text())
-    del manifest["span_trunk"], manifest["span"]["head"], manifest["checksums"]
-    (folder / "realm.json").write_text(json.dumps(manifest))
-    return folder
 
 
 def test_every_command_that_answers_takes_the_reader(

@@ -16,7 +16,6 @@ from realm.model import folder as folder_module
 from realm.model.bert import Bert
 from realm.model.embedder import EmbedderConfig, embedder_from
 from realm.model.folder import Model, load_model, save_model
-from realm.model.manifest import read_manifest
 from realm.model.masked_reader import EncoderConfig, new_reader
 from realm.model.span_reader import SpanReader
 from realm.tokens.layouts import Lengths, query_inputs
@@ -264,14 +263,3 @@ def test_an_encoder_whose_sizes_make_no_sense_is_refused(tokenizer, tmp_path, da
     config.write_text(json.dumps(json.loads(config.read_text()) | damage))
     with pytest.raises(RealmError, match=r"encoder"):
         load_model(folder, reader)
-
-
-def test_stages_of_an_earlier_version_are_read_in_their_order(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    save_model(small_model(tokenizer), tmp_path / "model")
-    manifest = json.loads((tmp_path / "model" / "realm.json").read_text())
-    del manifest["checksums"]
-    manifest["stages"] = {"mlm": {"stage": "mlm", "steps": 7}, "published": {"name": "google/x"}}
-    (tmp_path / "model" / "realm.json").write_text(json.dumps(manifest))
-    wanted = [{"stage": "mlm", "steps": 7}, {"stage": "published", "name": "google/x"}]
-    assert load_model(tmp_path / "model").stages == wanted
-    assert read_manifest(tmp_path / "model")["stages"] == wanted

@@ -19,6 +19,7 @@ from realm.interop.as_sentence_transformers import write_sentence_transformers
 from realm.model.bert import Bert
 from realm.model.bert_files import save_bert
 from realm.model.folder import load_model, save_model
+from realm.model.manifest import KINDS
 from realm.model.masked_reader import MaskedReader, load_reader
 from realm.model.span_reader import SpanReader
 from realm.tokens.tokenizer import Tokenizer
@@ -45,10 +46,20 @@ def cut(name: str):
 def drop(key: str):
     def damage(folder: Path) -> None:
         manifest = json.loads((folder / "realm.json").read_text())
-        del manifest[key]
+        del manifest[key], manifest["checksums"]
         (folder / "realm.json").write_text(json.dumps(manifest))
 
     damage.__name__ = f"drop_{key}"
+    return damage
+
+
+def stages(value: object):
+    def damage(folder: Path) -> None:
+        manifest = json.loads((folder / "realm.json").read_text())
+        del manifest["checksums"]
+        (folder / "realm.json").write_text(json.dumps(manifest | {"stages": value}))
+
+    damage.__name__ = f"stages_{value}"
     return damage
 
 
@@ -70,7 +81,7 @@ def other_tokenizer(folder: Path) -> None:
     Tokenizer.train(["quite other words"], vocab_size=30).save(folder)
 
 
-KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_reader", "stages"]
+KEYS = ["format", *KINDS]
 
 
 @pytest.mark.parametrize(
@@ -84,8 +95,10 @@ KEYS = ["format", "step", "tokenizer", "lengths", "embedder", "trunk", "span_rea
         write("embedder.safetensors", "not safetensors"),
         write("realm.json", "[1, 2]"),
         write("realm.json", '{"format": 99}'),
-        write("realm.json", '{"format": 2, "stages": [{"steps": 7}]}'),
-        write("realm.json", '{"format": 2, "stages": 7}'),
+        stages([{"steps": 7}]),
+        stages([{"stage": "ict", "held_out": 0.1}]),
+        stages({"ict": {"stage": "ict"}}),
+        stages(7),
         other_trunk,
         other_tokenizer,
         lambda folder: (folder / "embedder.safetensors").unlink(),
@@ -199,7 +212,7 @@ def test_an_encoder_that_is_used_without_its_model_is_compared_with_its_own_chec
     (encoder / CHECKSUMS).write_text("[]")
     with pytest.raises(RealmError, match=r"checksums\.json is damaged"):
         load_reader(str(encoder))
-    (encoder / CHECKSUMS).unlink()  # as earlier versions wrote it, or after a change on purpose
+    (encoder / CHECKSUMS).unlink()  # after a change on purpose
     changed = load_reader(str(encoder)).state_dict()
     assert changed.keys() == whole.keys()
     assert not all(torch.equal(changed[name], whole[name]) for name in whole)
@@ -290,7 +303,7 @@ def saved(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @given(data=st.data(), value=ODD)
 def test_a_manifest_of_odd_values_loads_or_is_one_line(saved: Path, data, value) -> None:
-    """Without its checksums, as one of earlier versions."""
+    """Without its checksums, as after a change on purpose."""
     file = saved / data.draw(st.sampled_from(["realm.json", "encoder/config.json"]))
     before = file.read_bytes()
     whole, said = (saved / "realm.json").read_bytes(), ""

@@ -140,7 +140,7 @@ def test_stage_trains_the_embedder_and_nothing_else(made, tiny_model_folder) -> 
     model = load_model(made)
     assert model.embedder.query is model.embedder.passage
     assert [record["stage"] for record in model.stages] == ["ict"] and model.step == 20
-    assert model.held_out == {HeldOut(0.2, 48)}
+    assert model.held_out == HeldOut(0.2, 48)
 
 
 def test_stage_learns_its_task(made) -> None:
