@@ -4,7 +4,7 @@ RealmError           exit code 2
 ├── InputError       wrong use or wrong input: a flag, a setting, a file, a request
 ├── DamagedError     a file or folder that `realm` wrote is damaged, changed or incomplete
 ├── ConflictError    another process, an earlier run or a change on disk prevents the work
-│   └── OtherSettings  saved work has other settings than this command or this version of realm
+│   └── OtherSettings  saved work has other settings than this command
 ├── DivergedError    training produced numbers that are not finite, or a network that does not learn
 └── WriteFailed      the operating system refused to write
 AlreadyDone          nothing is left to do: exit code 0
@@ -37,7 +37,7 @@ class ConflictError(RealmError):
 
 
 class OtherSettings(ConflictError):
-    """Saved work cannot be used or continued: it has other settings than this command or this version of realm."""
+    """Saved work cannot be continued: it has other settings than this command."""
 
 
 class DivergedError(RealmError):

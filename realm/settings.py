@@ -1,7 +1,6 @@
 """Reads the settings of commands from TOML files, presets and `--set`.
 
-The settings of a command are a frozen dataclass in the file that uses the settings. This module fills in the dataclass. Some
-settings of earlier versions are constants now; the attribute `CONSTANTS` of a dataclass has their names and values.
+The settings of a command are a frozen dataclass in the file that uses the settings. This module fills in the dataclass.
 """
 
 import copy
@@ -10,12 +9,11 @@ import json
 import math
 import tomllib
 import typing
-from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from realm.errors import InputError, OtherSettings, shown
+from realm.errors import InputError, shown
 
 T = TypeVar("T")
 
@@ -118,32 +116,6 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
     except ValidationError as error:
         problems = dict.fromkeys(_problem(cls, dict(p)) for p in error.errors(include_url=False))
         raise InputError(f"{where}: " + "; ".join(problems)) from None
-
-
-def without_constants(cls: type, saved: Mapping[str, Any], where: str | Path) -> dict[str, Any]:
-    """Saved settings of `cls`, without the settings that are constants now. Error messages begin with `where`.
-
-    Raises:
-        OtherSettings: the saved value of such a setting differs from the constant.
-    """
-    constants: Mapping[str, Any] = ChainMap(*(vars(one).get("CONSTANTS", {}) for one in cls.__mro__))
-    different = [
-        f"{name} = {shown(saved[name])}, which is always {value} in this version of realm"
-        for name, value in constants.items()
-        if name in saved and saved[name] != value
-    ]
-    if different:
-        raise OtherSettings(
-            f"{where} was made with {'; '.join(different)}: remove {where}, and repeat the command that made it"
-        )
-    kinds = typing.get_type_hints(cls)
-    return {
-        name: without_constants(kinds[name], value, where)
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(kinds.get(name))
-        else value
-        for name, value in saved.items()
-        if name not in constants
-    }
 
 
 def _config_path(file: str) -> Path:

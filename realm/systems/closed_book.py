@@ -10,10 +10,10 @@ Axis letters: B examples, T input tokens, M target tokens, V vocabulary.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -68,11 +68,6 @@ class Config(QuestionsRunConfig):
     """Number of layers of the encoder and of the decoder; not used with `init`."""
     width: int = 256
     """Width of the states; not used with `init`."""
-    CONSTANTS: ClassVar[Mapping[str, float]] = {
-        "heads": HEADS,
-        "input_tokens": INPUT_TOKENS,
-        "answer_tokens": ANSWER_TOKENS,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,10 +11,10 @@ Axis letters: B rows, T passage words, J question words, E embedding, F features
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,12 +74,6 @@ class Config(QuestionsRunConfig):
     layers: int = 3
     """Number of layers of both LSTMs; the states of all layers are concatenated (published: 3)."""
     dev_questions: int = 200
-    CONSTANTS: ClassVar[Mapping[str, float]] = {
-        "articles": ARTICLES,
-        "matches": MATCHES,
-        "words": VOCABULARY,
-        "answer_words": ANSWER_WORDS,
-    }
 
 
 class Vocabulary:

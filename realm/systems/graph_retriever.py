@@ -11,10 +11,10 @@ Training maximises the sum of p(span) over all occurrences of an answer (distant
 Axis letters: B questions, K passages of a question, R rows (question, passage), T tokens, H hidden.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,14 +71,6 @@ class Config(EncoderSystemConfig):
 
     passages: int = 20
     """Number of passages that are read for a question (published: 80 on Natural Questions)."""
-    CONSTANTS: ClassVar[Mapping[str, float]] = {
-        "head_rate": HEAD_RATE,
-        "seeds": SEEDS,
-        "hops": HOPS,
-        "train_passages": TRAIN_PASSAGES,
-        "fusion": FUSION_LAYERS,
-        "answer_tokens": ANSWER_TOKENS,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,10 +12,10 @@ Axis letters: K passages of a question, R paths, T tokens, H hidden.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,15 +71,6 @@ SEPARATOR = "\n\n"
 class Config(EncoderSystemConfig):
     """Settings of `realm baseline path` (published: BERT-base as retriever, BERT-large as reader, links from hyperlinks, rate
     3e-5)."""
-
-    CONSTANTS: ClassVar[Mapping[str, float]] = {
-        "head_rate": HEAD_RATE,
-        "seeds": SEEDS,
-        "negatives": NEGATIVES,
-        "passages": PASSAGES,
-        "beam": BEAM,
-        "answer_tokens": ANSWER_TOKENS,
-    }
 
 
 class Example(NamedTuple):

@@ -43,7 +43,6 @@ from realm.qa.predictions import DEPTH, Prediction
 from realm.qa.question_files import Question, digest_of
 from realm.qa.scoring.metrics import is_correct
 from realm.qa.scoring.significance import percent
-from realm.settings import without_constants
 from realm.store.knowledge_base import KnowledgeBase
 from realm.tokens.layouts import NULL_PASSAGE, Lengths
 from realm.tokens.tokenizer import Tokenizer
@@ -290,14 +289,11 @@ def load_system(folder: str | Path, kb: KnowledgeBase, config: DeviceConfig = AN
 
     Raises:
         InputError: as in `read_system` and `module_of`.
-        OtherSettings: the system has sizes that this version of realm does not support.
         DamagedError: as in `read_system`; or the weights do not fit the network.
     """
     saved = read_system(folder)
     try:
-        module = module_of(saved["system"])
-        without_constants(module.Config, saved["sizes"], folder)
-        return module.load(Path(folder), kb, config)
+        return module_of(saved["system"]).load(Path(folder), kb, config)
     except RealmError:
         raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:

@@ -25,10 +25,10 @@ Axis letters: B sentences, N passages including the null passage, H hidden, D em
 P passages read for all sentences, M masked tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +102,6 @@ class AdaptConfig(RunConfig):
     """Gain from passages that contain the masked span. "reader": the gain of the reader for as many sentences as the reader can
     read in three quarters of the time limit, and a fixed gain for all other sentences. "entity", a control: a fixed gain for
     all sentences."""
-    CONSTANTS: ClassVar[Mapping[str, int]] = {"read": READ}
 
     def __post_init__(self) -> None:
         super().__post_init__()

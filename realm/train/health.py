@@ -12,9 +12,7 @@ The mean retrieval utility and the training loss are logged, but they are not ch
 collapses.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -57,11 +55,6 @@ class HealthConfig:
     """Largest number of queries in the probe, on which the recall of a version is measured."""
     read: int = 96
     """Number of queries of the probe on which the positive gap is measured."""
-    CONSTANTS: ClassVar[Mapping[str, int]] = {
-        "gate_every": GATE_EVERY,
-        "gate_limit": GATE_LIMIT,
-        "patience": PATIENCE,
-    }
 
     def __post_init__(self) -> None:
         at_least(self, gate=0, queries=1, read=1)

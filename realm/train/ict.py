@@ -6,11 +6,10 @@ from the passage in 9 of 10 cases, and stays in 1 of 10 cases, so that the retri
 Axis letters: B passages per batch, D embedding.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,7 +45,6 @@ class IctConfig(RunConfig):
     as a question does."""
     query_tokens: int = 0
     """Longest sentence in wordpieces, including special tokens (ORQA's code: 64). 0: the query length of the model."""
-    CONSTANTS: ClassVar[Mapping[str, float]] = {"removal": REMOVAL}
 
     def __post_init__(self) -> None:
         super().__post_init__()

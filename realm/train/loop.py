@@ -87,7 +87,7 @@ class TrainRun(AbstractContextManager["TrainRun"]):
         # The precision that "auto" stands for is saved, because it may be another precision on another machine.
         precision = {"precision": chosen(self.device, config.precision)}
         self.settings = plain({"stage": stage, **asdict(config), **(settings or {}), **precision})
-        self._run_folder = RunFolder(out, config, self.settings, model.saved_stages)
+        self._run_folder = RunFolder(out, self.settings, model.saved_stages)
         self.folder, self._checkpoints = self._run_folder.path, self._run_folder.checkpoints
         if distributed.world_size() > 1 and not shares:
             raise no_rank(stage)

@@ -8,10 +8,10 @@ copy of the encoder, or only of the word embeddings, and a projection onto the p
 Axis letters: P predicted wordpieces, H hidden, N passages, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from realm.errors import InputError, at_least, check_shares
 from realm.index.embedding import pooled_states
 from realm.masking.held_out import held_out, held_out_queries
 from realm.masking.masked_queries import MaskedQuery
-from realm.masking.masked_rows import NEAR_PASSAGE, NO_PASSAGE, OWN_PASSAGE, RowMaker, Rows
+from realm.masking.masked_rows import RowMaker, Rows
 from realm.model.copying import CopyHead
 from realm.model.embedder import BagOfWordsTower, EmbedderConfig, embedder_from, fit_projection, load_pooler
 from realm.model.folder import Model, load_model
@@ -79,11 +79,6 @@ class MlmConfig(RunConfig):
     """Settings of the embedder."""
     encoder: EncoderConfig = field(default_factory=EncoderConfig)
     """Size of an encoder with random weights; not used if `init` is given."""
-    CONSTANTS: ClassVar[Mapping[str, float]] = {
-        "own_passage": OWN_PASSAGE,
-        "near_passage": NEAR_PASSAGE,
-        "no_passage": NO_PASSAGE,
-    }
 
     def __post_init__(self) -> None:
         super().__post_init__()

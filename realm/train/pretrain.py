@@ -14,10 +14,10 @@ Axis letters: B queries, K candidates including the null passage, E entries of t
 embedding, R queries for which the reader computes a gradient.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -134,7 +134,6 @@ class PretrainConfig(RunConfig):
     """When and where the index is rebuilt."""
     health: HealthConfig = field(default_factory=HealthConfig)
     """Health checks of the run."""
-    CONSTANTS: ClassVar[Mapping[str, float]] = {"unretrieved_gap": UNRETRIEVED_GAP}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,8 +1,6 @@
 """Settings that all training stages share, and the random numbers of a step."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import ClassVar
 
 import numpy as np
 
@@ -48,7 +46,6 @@ class RunConfig(DeviceConfig):
     metrics.jsonl."""
     tensorboard: bool = False
     """Writes TensorBoard events beside metrics.jsonl (needs the package `tensorboard`)."""
-    CONSTANTS: ClassVar[Mapping[str, float]] = {"weight_decay": WEIGHT_DECAY, "clip": LARGEST_NORM}
 
     def __post_init__(self) -> None:
         at_least(

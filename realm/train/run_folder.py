@@ -16,7 +16,6 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -31,10 +30,8 @@ from realm.errors import (
 )
 from realm.files import read_json, write_json
 from realm.model.manifest import weights_checksum
-from realm.settings import without_constants
 from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS
-from realm.train.run_config import RunConfig
 
 GIVEN = ("init", "init_weights", "kb", "held_out", "passage_tokens", "text", "questions")
 """Names of settings that say which model and data a stage was given; the others are settings of the stage."""
@@ -49,16 +46,15 @@ class RunFolder:
     def __init__(
         self,
         out: Path,
-        config: RunConfig,
         settings: Mapping[str, Any],
         saved_stages: Callable[[Path], list[dict[str, Any]]],
     ):
-        """`settings` has everything that must stay the same in a run, also the settings of `config`. `saved_stages` gives the
-        settings of the stages that made the model in a folder, oldest first."""
+        """`settings` has everything that must stay the same in a run. `saved_stages` gives the settings of the stages that made
+        the model in a folder, oldest first."""
         self.out, self.settings = out, settings
         self.path = out.with_name(out.name + ".training")
         self.checkpoints = Checkpoints(self.path)
-        self._config, self._saved_stages = type(config), saved_stages
+        self._saved_stages = saved_stages
 
     def check_out(self) -> None:
         """Refuses an `out` that exists.
@@ -142,9 +138,6 @@ class RunFolder:
                 f"{settings_file} cannot be read ({reason(error)}), so the settings of the checkpoints are not known: "
                 f"put the file back, or remove {self.path} to start again"
             ) from error
-        # The interrupted run may be of an earlier version of this package. A setting that is missing there had its default.
-        defaults = {**self._saved, **plain(asdict(self._config()))}
-        before = _with_defaults(without_constants(self._config, before, self.path), defaults)
         if _same_folder(before.get("init"), self._saved.get("init")):
             before["init"] = self._saved["init"]
         if before != self._saved:
@@ -191,14 +184,3 @@ def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if set(changed) <= set(GIVEN):
         return f"with another model or other data, or these have changed since ({', '.join(changed)})"
     return f"with other settings ({', '.join(changed)})"
-
-
-def _with_defaults(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings`, and the values of `defaults` that `settings` does not have."""
-    filled = {**defaults, **settings}
-    return {
-        name: _with_defaults(value, defaults[name])
-        if isinstance(value, dict) and isinstance(defaults.get(name), dict)
-        else value
-        for name, value in filled.items()
-    }

@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from torch import nn
 
-from realm.cli import main
-from realm.errors import ConflictError, DamagedError, InputError, OtherSettings
-from realm.files import read_json, write_json
+from realm.errors import ConflictError, DamagedError, InputError
+from realm.files import read_json
 from realm.model.device import DeviceConfig
 from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase
@@ -90,26 +88,6 @@ def test_a_changed_file_is_refused(folder, tiny_kb) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     with pytest.raises(DamagedError, match="damaged"):
         load_system(folder, tiny_kb)
-
-
-@pytest.mark.parametrize("name", sorted(system.SYSTEMS))
-def test_a_system_of_an_earlier_version_is_refused_if_it_has_other_sizes_than_the_constants(
-    folder, tiny_kb, monkeypatch, capsys, name
-) -> None:
-    constants = import_module(f"realm.systems.{system.SYSTEMS[name]}").Config.CONSTANTS
-    monkeypatch.setattr(Config, "CONSTANTS", constants, raising=False)
-    saved = read_json(folder / "system.json")
-    for size, value in constants.items():
-        write_json(folder / "system.json", saved | {"sizes": {size: value}})
-        load_system(folder, tiny_kb)
-        write_json(folder / "system.json", saved | {"sizes": {size: value + 1}})
-        with pytest.raises(OtherSettings, match=f"{size} = .*, which is always"):
-            load_system(folder, tiny_kb)
-    argv = ["evaluate", "--kb", str(tiny_kb.folder), "--model", str(folder), "--questions"]
-    questions = folder / "questions.jsonl"
-    questions.write_text('{"question": "who?", "answers": ["x"]}\n')
-    assert main([*argv, str(questions)]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_finished_run_is_not_trained_again(folder, tiny_kb, tmp_path) -> None:

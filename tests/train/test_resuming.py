@@ -1,23 +1,18 @@
 """A run that is stopped, crashes or finds its files damaged goes on as if nothing had happened, or says why not."""
 
-import dataclasses
-import json
 import os
 import random
 import shutil
 import signal
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 
-from realm.errors import AlreadyDone, OtherSettings, RealmError
+from realm.errors import AlreadyDone, RealmError
 from realm.model.folder import load_model
 from realm.train import loop, run_folder
 from realm.train.loop import TrainRun
-from realm.train.run_config import RunConfig
 from tests.damages import damage
 from tests.train.toy import DATA, assert_same_result, at, checkpoints, config, crash, lines, stop, train
 
@@ -235,51 +230,6 @@ def test_metrics_that_lost_their_end_are_a_warning_and_are_not_filled_up(
     train(load_model(tiny_model_folder), out, settings)
     assert [line["step"] for line in lines(out)] == [8, 9, 12, 12]
     assert "is shorter than at the last checkpoint" in capsys.readouterr().err
-
-
-@dataclass(frozen=True)
-class Nested:
-    """A part of the settings of an earlier version, two of which are constants now."""
-
-    left: int = 1
-    CONSTANTS: ClassVar[dict[str, int]] = {"gate_every": 25}
-
-
-@dataclass(frozen=True)
-class Later(RunConfig):
-    """Settings of a version in which `own_passage` is a constant."""
-
-    nested: Nested = field(default_factory=Nested)
-    CONSTANTS: ClassVar[dict[str, float]] = {"own_passage": 0.3}
-
-
-@pytest.mark.parametrize(
-    ("earlier", "problem"),
-    [
-        ({"own_passage": 0.3, "nested": {"left": 1, "gate_every": 25}}, None),
-        ({"clip": 1.0}, None),
-        ({"clip": 2.0}, r"clip = 2\.0, which is always 1\.0 in this version"),
-        ({"own_passage": 0.5}, r"own_passage = 0\.5, which is always 0\.3 in this version"),
-        ({"nested": {"left": 1, "gate_every": 5}}, r"gate_every = 5, which is always 25 in this version"),
-        ({"kept_rows": 64}, r"other settings \(kept_rows\)"),
-    ],
-)
-def test_a_run_of_an_earlier_version_goes_on_only_if_the_settings_that_are_constants_now_have_their_values(
-    tiny_model_folder, tmp_path, earlier, problem
-) -> None:
-    values = dataclasses.asdict(config(checkpoint_seconds=0.0))
-    out, settings = tmp_path / "out", Later(**values)
-    with pytest.raises(RuntimeError):
-        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
-    file = tmp_path / "out.training" / "settings.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | earlier))
-    if problem is None:
-        train(load_model(tiny_model_folder), out, settings)
-        assert load_model(out).stages[-1].keys().isdisjoint(earlier.keys() - {"nested"})
-        return
-    with pytest.raises(OtherSettings, match=problem) as error:
-        train(load_model(tiny_model_folder), out, settings)
-    assert "\n" not in str(error.value) and str(tmp_path / "out.training") in str(error.value)
 
 
 def test_run_whose_checkpoints_are_all_damaged_is_refused(tiny_model_folder, tmp_path) -> None:

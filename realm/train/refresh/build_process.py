@@ -16,11 +16,11 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from realm.errors import RealmError, at_least
 from realm.model.device import Precision
@@ -46,7 +46,6 @@ class BuildConfig(EngineConfig):
     device: str = ""
     """Device of the build, such as "cuda:1", or several devices, such as "cuda:1,cuda:2". "": the device of the training
     process; on a Ray cluster the GPUs, or the CPU cores if the cluster has no GPUs."""
-    CONSTANTS: ClassVar[Mapping[str, int]] = {"restarts": RESTARTS}
 
     def __post_init__(self) -> None:
         super().__post_init__()
