@@ -35,12 +35,11 @@ class KeptValues:
         if (database := self._opened(make=False)) is None:
             return None
         try:
-            # In databases of earlier versions, the second column has another name.
-            row = database.execute(f"SELECT * FROM {self._table} WHERE key = ?", (key,)).fetchone()
+            row = database.execute(f"SELECT value FROM {self._table} WHERE key = ?", (key,)).fetchone()
         except sqlite3.Error as error:
             self._give_up(error)
             return None
-        return row and row[1]
+        return row and row[0]
 
     def keep(self, key: bytes, value: bytes) -> None:
         """Keeps a value, which is written together with the next values."""

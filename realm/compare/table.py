@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypedDict
 
 from realm import __version__
 from realm.compare import commands, layout, plots, results
@@ -97,25 +97,17 @@ class DataJson(TypedDict):
     documents: int
     encoder: str
     warm_start: bool
-    """A folder of an earlier version has no such key; the value is then True."""
     first_seed: int
     """The seed whose files have no seed in their names."""
     questions: dict[str, str]
     """Name of a test, "train", "dev" or "reading" -> digest of the questions. Tests, "train" and "dev" are listed if question
     files are given, and "reading" if a row with a reader was trained."""
     reading: list[str]
-    """The setting `data.reading.corpus`, if a row with a reader was trained. A folder of an earlier version has no such key."""
+    """The setting `data.reading.corpus`, if a row with a reader was trained."""
     published: dict[str, str]
     """The settings of `data.published`."""
     stage_settings: dict[str, list[str]]
-    """Settings of the stages that differ from the preset (`TablePlan.changed`). A folder of an earlier version has no such
-    key."""
-
-
-def _has_readers(plan: TablePlan) -> bool:
-    """Whether a row with a reader was trained in the folder."""
-    rows = plan.folder / "rows"
-    return rows.exists() and any(one.name.partition("-")[0] != "t5" for one in rows.iterdir())
+    """Settings of the stages that differ from the preset (`TablePlan.changed`)."""
 
 
 def _keep_data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> None:
@@ -144,7 +136,7 @@ def _keep_data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str
         "stage_settings": {name: list(settings) for name, settings in plan.changed.items()},
     }
     if file.exists():
-        before = cast(DataJson, {"warm_start": True, "reading": [], "stage_settings": {}, **read_json(file)})
+        before: DataJson = read_json(file)
         parts = [
             key
             for key in (
@@ -164,8 +156,6 @@ def _keep_data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str
         parts += [
             key for key in tests if asked_before.get(key, now["questions"][key]) != now["questions"][key]
         ]
-        if READING not in asked_before and _has_readers(plan):  # a folder of an earlier version
-            asked_before = {**asked_before, READING: digest_of([])}
         if READING in asked_before and not plan.trains_readers:
             now["reading"] = before["reading"]
         elif READING in asked_before and (

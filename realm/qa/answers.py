@@ -11,8 +11,6 @@ from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage
 
 T = TypeVar("T")
-EARLIER: dict[str, Any] = {"document": "", "fields": {}}
-"""Values of keys that a server of an earlier version does not send."""
 LIKELY = 0.05
 """Least probability of an answer that a terminal shows beside the best answer; the page (`words.js`) has the same number."""
 
@@ -199,7 +197,6 @@ def sureness(probability: float) -> str:
 
 def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:
     """A dataclass from the keys of an object, of which `parts` are replaced; further keys are ignored."""
-    row = {**EARLIER, **row}
     return kind(**{field.name: row[field.name] for field in fields(kind)} | parts)  # type: ignore[arg-type]
 
 

@@ -138,7 +138,7 @@ class Spent(TypedDict):
     seconds: float
     done: bool
     version: str
-    """Version of realm that finished the stage. A file of an earlier version has no such key."""
+    """Version of realm that finished the stage."""
 
 
 class Costs(TypedDict):
@@ -202,7 +202,7 @@ class Record:
 
     def versions(self) -> list[str]:
         """The different versions of realm that finished the stages, sorted."""
-        return sorted({one["version"] for one in self._stages.values() if one["done"] and "version" in one})
+        return sorted({one["version"] for one in self._stages.values() if one["done"]})
 
     def seconds(self) -> dict[str, float]:
         """Name of a stage -> seconds, and "total" -> sum of these seconds."""

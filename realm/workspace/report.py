@@ -41,11 +41,10 @@ class TestJson(TypedDict):
     n: int
     bm25: Recall
     start: Recall
-    start_hybrid: NotRequired[Recall]
-    """Earlier versions did not measure hybrid rankings."""
+    start_hybrid: Recall
     adapted: Recall | None
     """None if no model was adapted."""
-    adapted_hybrid: NotRequired[Recall | None]
+    adapted_hybrid: Recall | None
     difference: PairedDifference | None
 
 

@@ -203,13 +203,6 @@ def test_rows_that_read_can_be_added_to_a_folder_without_such_rows(home, table, 
         kept.append(json.loads((tmp_path / "data.json").read_text()))
     assert [one["reading"] for one in kept] == [[], ["c"], ["c"]]
     assert ["reading" in one["questions"] for one in kept] == [False, True, True]
-    # A folder of an earlier version, in which a row was trained without such questions.
-    kept[0]["questions"].pop("reading", None)
-    (tmp_path / "data.json").write_text(json.dumps(kept[0]))
-    (tmp_path / "rows" / "orqa").mkdir(parents=True)
-    plan = replace(plan, config=replace(config, answer_seeds=1), data=data)
-    with pytest.raises(InputError, match="other data \\(reading\\)"):
-        table_module._keep_data(plan, table_module._split(plan), table_module._read_reading(plan))
 
 
 @pytest.mark.parametrize(

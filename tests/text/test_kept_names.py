@@ -215,15 +215,6 @@ def test_a_damaged_database_costs_only_time(damage, tmp_path: Path, caplog) -> N
     assert len(caplog.messages) <= 1
 
 
-def test_a_database_of_an_earlier_version_is_used(tmp_path: Path) -> None:
-    with sqlite3.connect(tmp_path / DATABASE) as database:
-        database.execute("CREATE TABLE names (key BLOB PRIMARY KEY, annotations BLOB) WITHOUT ROWID")
-    tag(tmp_path, TEXTS, 7)
-    again = Model()
-    assert list(KeepingTagger(again, "1", tmp_path).annotate(TEXTS)) == list(map(answer, TEXTS))
-    assert again.asked == []
-
-
 def test_the_folder_is_that_of_the_user_unless_a_variable_names_another(monkeypatch) -> None:
     monkeypatch.delenv("REALM_CACHE")
     monkeypatch.setenv("HOME", "/home/ada")

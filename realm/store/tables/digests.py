@@ -79,7 +79,7 @@ def lines_of(file: Path) -> list[bytes]:
 def changed_lines(file: Path) -> Iterator[str]:
     """Messages about a file that `add_lines` appends to: the file must begin with the content whose digest was recorded.
 
-    A file without a digest is accepted: it was written by an earlier release of `realm`, or by a process that was killed.
+    A file without a digest is accepted: it was written by a process that was killed.
     """
     known = recorded_digests(file).get(file.name)
     if known is None:
