@@ -17,7 +17,7 @@ from torch import Tensor
 
 from realm.errors import InputError, at_least
 from realm.index.versions import complete_index
-from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries, read_inputs
+from realm.masking.candidates import CANDIDATES, CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import MaskedQuery, SpanIndex, holds, repeats_text
 from realm.model.device import DeviceConfig, autocast, choose_device
@@ -194,11 +194,10 @@ def read_queries(
     tokens: PassageTokens,
     spans: SpanIndex,
     *,
-    candidates: int = 8,
     at_once: int = 16,
 ) -> ReadingJson:
     """Predicts the span of each query from its candidates, up to two of which are injected positives, and without passages."""
-    rule = CandidateRule(candidates, same_corpus=True, injected=2)
+    rule = CandidateRule(CANDIDATES, same_corpus=True, injected=2)
     right_with: list[bool] = []
     right_without: list[bool] = []
     gains: dict[bool, list[float]] = {True: [], False: []}

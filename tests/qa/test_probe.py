@@ -147,10 +147,11 @@ def test_recall_is_the_percentage_of_ranks_within_k() -> None:
 # -- reading
 
 
-def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries) -> None:
+def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries, monkeypatch) -> None:
+    monkeypatch.setattr("realm.qa.probe.CANDIDATES", 5)
     tokens, spans = tiny_kb.tokens, SpanIndex(tiny_kb.tokens)
     vectors = embed_queries(model, queries)
-    report = read_queries(model, queries, vectors, index, tokens, spans, candidates=5, at_once=4)
+    report = read_queries(model, queries, vectors, index, tokens, spans, at_once=4)
     chosen = choose_candidates(queries, vectors, index, tokens, CandidateRule(5, True, 2), spans)
     plain = masked_twin(model.reader.bert)
     right, right_without, utility, null = [], [], [], []
