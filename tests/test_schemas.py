@@ -122,7 +122,6 @@ WRITERS = {
     "store/ingest.py _in_few_files": ["how far a build has read, in its commits"],
     "store/ingest.py commit_rows": ["the same"],
     "store/ingest.py _commit": ["the same"],
-    "store/ingest.py with_columns_of": ["what a knowledge base says about itself, in the newest format"],
     "search/postgres_table.py _digest": ["what a hash is of: never written"],
     "search/postgres_table.py Table.describe": [
         "what a table says about itself: tests/search/test_postgres.py"
