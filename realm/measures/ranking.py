@@ -150,6 +150,8 @@ def rank_documents(kb: KnowledgeBase, queries: Sequence[Query], search: Search) 
 def measure(collection: Collection, run: Run, unknown_relevant: int = 0) -> RankingReport:
     """Measures the rankings of a run. A query without a ranking has the value 0.
 
+    A document with the id of its query is left out, as in BEIR.
+
     Raises:
         InputError: ir-measures is not installed, or the run has no query of the collection.
     """
@@ -159,6 +161,10 @@ def measure(collection: Collection, run: Run, unknown_relevant: int = 0) -> Rank
 
     if not any(query.id in run for query in collection.queries):
         raise InputError(f"the rankings have no query of the split {collection.split} of {collection.folder}")
+    run = {
+        query: {document: score for document, score in scores.items() if document != query}
+        for query, scores in run.items()
+    }
     of_measure = {ir_measures.parse_measure(theirs): name for name, theirs in MEASURES.items()}
     place = {query.id: number for number, query in enumerate(collection.queries)}
     value_Q = {name: np.zeros(len(place)) for name in MEASURES}

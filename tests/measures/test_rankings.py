@@ -147,6 +147,21 @@ def test_a_saved_run_is_measured_as_the_model_that_made_it(home, capsys) -> None
     assert again == {key: value for key, value in found.items() if key != "outcomes"}
 
 
+def test_a_given_run_is_measured_without_the_document_of_the_query(home, tmp_path, capsys) -> None:
+    """The query `b3` has the id of a document, which is relevant and comes first; the query `q0` has another document."""
+    file = tmp_path / "run.trec"
+    measured = []
+    for own, other in (("b3 Q0 b3 1 9 theirs\n", "b3 Q0 b7 2 5 theirs\n"), ("", "b3 Q0 b7 1 5 theirs\n")):
+        file.write_text(f"{own}{other}q0 Q0 b0 1 1 theirs\n")
+        run("evaluate", "--beir", home / "towns", "--run", file, "--json")
+        measured.append(json.loads(capsys.readouterr().out))
+    assert measured[0] == measured[1]
+    assert measured[0]["unranked"] == 11
+    file.write_text("b3 Q0 b3 1 9 theirs\nq0 Q0 b0 1 1 theirs\n")
+    run("evaluate", "--beir", home / "towns", "--run", file, "--json")
+    assert json.loads(capsys.readouterr().out)["unranked"] == 12
+
+
 def test_relevant_documents_that_the_knowledge_base_lacks_are_counted(home, tmp_path, capsys) -> None:
     kb = KnowledgeBase.open(home / "kb")
     assert kb.document_ids() == {*(f"b{place}" for place in range(12)), "bee"}
