@@ -33,10 +33,12 @@ class Question(NamedTuple):
     """Id of the passage from which the question was made; "" if the question was not made by `realm questions`."""
 
     def to_json(self) -> dict[str, Any]:
-        """The question as a line of a question file, without `gold_titles`."""
+        """The question as a line of a question file."""
         line: dict[str, Any] = {"id": self.id, "question": self.question, "answers": list(self.answers)}
         if self.regex:
             line["regex"] = True
+        if self.gold_titles:
+            line["gold_titles"] = list(self.gold_titles)
         if self.document_id:
             line["document_id"] = self.document_id
         if self.passage_id:

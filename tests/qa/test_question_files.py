@@ -286,6 +286,11 @@ def test_document_and_passage_of_a_question_are_not_confused(
     assert read_questions(written(tmp_path, json.dumps(question.to_json()).encode())) == [question]
 
 
+def test_a_written_question_is_read_as_it_was(tmp_path: Path) -> None:
+    question = Question("1", "who?", ("a|b", "c"), True, ("Ann of Cleves", "Town"), "d", "5219f2ed6a5ecc5a")
+    assert read_questions(written(tmp_path, json.dumps(question.to_json()).encode())) == [question]
+
+
 @pytest.mark.parametrize(
     ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is not a list"), ("a\t[1]", "answer is 1")]
 )
