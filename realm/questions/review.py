@@ -3,7 +3,8 @@
 OUT            the accepted and corrected questions, a question file in JSON Lines, which `realm evaluate` reads
 OUT.rejected   the rejected questions, in the same format
 
-Both files are complete after each decision. A review that was stopped continues with the first question without a decision.
+Each line also has the text of the question before the review, as `original`. Both files are complete after each decision. A
+review that was stopped continues with the first question without a decision.
 """
 
 import json
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
-from realm.errors import InputError, reason
+from realm.errors import InputError, reason, shown
 from realm.files import write_json_lines
 from realm.qa.question_files import Question
 
@@ -27,6 +28,10 @@ class ReviewJson(TypedDict):
     rejected: int
     left: int
     """Questions without a decision."""
+
+
+ORIGINAL = "original"
+"""Key of the text that a question had before the review. Lines of an earlier version have no such key."""
 
 
 class _Decision(NamedTuple):
@@ -50,12 +55,17 @@ class Review:
             *(_Decision(line, False) for line in _lines(self._rejected)),
         ]
         self._earlier = len(self._decisions)
-        known = {question.id for question in questions}
-        for decision in self._decisions:
-            if decision.line["id"] not in known:
+        self._text = {question.id: question.question for question in questions}
+        for line in (decision.line for decision in self._decisions):
+            if line["id"] not in self._text:
                 raise InputError(
-                    f"{out} has the question {decision.line['id']!r}, which is not among the questions to review: give "
-                    "another --out"
+                    f"{out} has the question {line['id']!r}, which is not among the questions to review: give another --out"
+                )
+            text = self._text[line["id"]]
+            if (original := line.get(ORIGINAL, text)) != text:
+                raise InputError(
+                    f"{out} has a decision about the question {shown(original)}, but the question {line['id']!r} to review "
+                    f"is {shown(text)}: give another --out"
                 )
 
     def left(self) -> list[Question]:
@@ -65,7 +75,8 @@ class Review:
 
     def decide(self, question: Question, accepted: bool) -> None:
         """Records a decision. The id of `question` is that of a question to review; its text and answers may be corrected."""
-        self._decisions.append(_Decision(question.to_json(), accepted))
+        line = {**question.to_json(), ORIGINAL: self._text[question.id]}
+        self._decisions.append(_Decision(line, accepted))
         self._write(accepted)
 
     def undo(self) -> bool:

@@ -52,6 +52,8 @@ def test_accepted_and_corrected_questions_become_a_question_file(home, tmp_path,
     assert kept[0][:3] == made[0][:3]
     assert kept[1].question == "who keeps bees?" and kept[1].answers == ("the people", "people of the town")
     assert [one.id for one in kept] == [one.id for one in made[:2]]
+    originals = [json.loads(line)["original"] for line in out.read_text().splitlines()]
+    assert originals == [one.question for one in made[:2]]
     assert [one.id for one in read_questions(tmp_path / "reviewed.jsonl.rejected")] == [made[2].id]
     assert cli.main(["evaluate", "--kb", str(home / "kb"), "--questions", str(out), "--method", "bm25"]) == 0
 
@@ -106,6 +108,35 @@ def test_another_file_is_not_overwritten(home, tmp_path, capsys, text, message) 
     assert cli.main(words) == 2
     assert message in capsys.readouterr().err
     assert out.read_text() == text
+
+
+def test_decisions_about_the_questions_of_another_file_are_not_used(
+    home, tmp_path, monkeypatch, capsys
+) -> None:
+    """Both files have no ids, so the ids are line numbers."""
+    out = tmp_path / "reviewed.jsonl"
+    words = ["questions", "--kb", str(home / "kb"), "--out", str(out), "--review"]
+    for name, asked in (("one", "who?"), ("two", "where?")):
+        (tmp_path / name).write_text(json.dumps({"question": asked, "answers": ["a"]}) + "\n")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("c\nwho keeps bees?\n\n"))
+    assert cli.main([*words, str(tmp_path / "one")]) == 0
+    before = out.read_text()
+    assert cli.main([*words, str(tmp_path / "one")]) == 0  # the corrected question still belongs to its file
+    capsys.readouterr()
+    assert cli.main([*words, str(tmp_path / "two")]) == 2
+    err = capsys.readouterr().err
+    assert "has a decision about the question 'who?', but the question '1' to review is 'where?'" in err
+    assert err.count("\n") == 1 and out.read_text() == before
+
+
+def test_decisions_of_an_earlier_version_without_the_original_text_are_kept(
+    home, tmp_path, monkeypatch, capsys
+) -> None:
+    made, out = read_questions(home / "made.jsonl"), tmp_path / "reviewed.jsonl"
+    corrected = made[0]._replace(question="who keeps bees?")
+    out.write_text(json.dumps(corrected.to_json()) + "\n")
+    review(home, out, "q\n", monkeypatch)
+    assert json.loads(capsys.readouterr().out)["left"] == len(made) - 1
 
 
 @pytest.mark.parametrize(("reviewed", "out"), [("q", "q"), ("q", "./link"), ("q.rejected", "q")])
