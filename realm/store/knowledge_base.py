@@ -19,6 +19,7 @@ stay in memory. Per passage, `fingerprint` needs 8 bytes, `numbers_of` 16 bytes 
 and `titles` a Python string each, and `tokens` 4 bytes per wordpiece, which is about 1 kB.
 """
 
+import hashlib
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -252,6 +253,11 @@ class KnowledgeBase:
     def fingerprint(self) -> str:
         """Digest of the passages, their order and the tokenizer."""
         return fingerprint_of(self.keys_N, self.tokenizer)
+
+    @cached_property
+    def documents_digest(self) -> str:
+        """Digest of the documents to which the passages belong, which `fingerprint` does not cover."""
+        return hashlib.sha256(self.document_keys_N.astype(">u8").tobytes()).hexdigest()[:16]
 
     @cached_property
     def links_digest(self) -> str:

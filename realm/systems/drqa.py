@@ -440,7 +440,7 @@ class DrQa:
 
 
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> DrQa:
-    """The trained system. If the TF-IDF matrix is missing, or if it was made from another knowledge base, it is made again."""
+    """The trained system. If the TF-IDF matrix is missing, or was made from other passages or documents, it is made again."""
     reader = Reader(*read_system(folder)["sizes"]["reader"])
     reader.load_state_dict(read_weights(folder))
     reader.to(choose_device(config.device)).eval()

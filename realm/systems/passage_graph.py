@@ -117,7 +117,8 @@ class PassageGraph:
             np.save(aside / "first.npy", first_N)
             np.save(aside / "documents.npy", document_E)
 
-        made_of = {"kb": kb.fingerprint} | ({"links": kb.links_digest} if kb.links_digest else {})
+        made_of = {"kb": kb.fingerprint, "documents": kb.documents_digest}
+        made_of |= {"links": kb.links_digest} if kb.links_digest else {}
         make_once(folder, FILE, made_of, make)
         return cls(articles, titles, *(np.load(folder / f"{name}.npy") for name in ("first", "documents")))
 

@@ -106,7 +106,7 @@ def open_tfidf(kb: KnowledgeBase, articles: Articles, folder: Path) -> Tfidf:
         for name, array in Tfidf.of(kb, articles)._asdict().items():
             np.save(aside / f"{name}.npy", array)
 
-    make_once(folder, FILE, {"kb": kb.fingerprint}, make)
+    make_once(folder, FILE, {"kb": kb.fingerprint, "documents": kb.documents_digest}, make)
     return Tfidf(*(np.load(folder / f"{name}.npy", mmap_mode="r") for name in Tfidf._fields))
 
 
@@ -121,7 +121,7 @@ class Ranking:
     def open(cls, kb: KnowledgeBase, system: Path) -> Self:
         """The ranking with the matrix in SYSTEM.tfidf, beside the folder of the system.
 
-        If the matrix is missing, or if it was made from another knowledge base, it is made again.
+        If the matrix is missing, or if it was made from other passages or documents, it is made again.
         """
         articles = Articles.of(kb)
         return cls(open_tfidf(kb, articles, system.with_name(system.name + ".tfidf")), articles)

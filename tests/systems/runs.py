@@ -11,9 +11,10 @@ import pytest
 
 from realm.errors import OtherSettings
 from realm.qa.question_files import Question
-from realm.store.knowledge_base import KnowledgeBase
+from realm.store.knowledge_base import KnowledgeBase, build
 from realm.systems.system import Ground, load_system, predict
-from tests.conftest import RIVERS
+from tests.conftest import RIVERS, tiny_documents
+from tests.store.tiny import TinyTagger
 
 WEIGHTS = ("weights.safetensors",)
 SHORT: dict[str, Any] = {
@@ -67,6 +68,14 @@ def check_resumed(
     resumed = train(ground, folder / "stopped")
     for name in files:
         assert (whole / name).read_bytes() == (resumed / name).read_bytes(), name
+
+
+def renamed(kb: KnowledgeBase, folder: Path) -> KnowledgeBase:
+    """The towns of `kb`, each with the document id of another town."""
+    documents = tiny_documents()
+    documents = [one._replace(id=other.id) for one, other in zip(documents, reversed(documents), strict=True)]
+    build(folder, documents, kb.config, kb.tokenizer, TinyTagger())
+    return KnowledgeBase.open(folder)
 
 
 def check_answers(folder: Path, kb: KnowledgeBase, questions: Sequence[Question]) -> None:

@@ -29,7 +29,7 @@ from realm.systems.drqa import (
 from realm.systems.system import Ground, load_system, predict
 from realm.systems.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
 from tests.conftest import RIVERS, TOWNS
-from tests.systems.runs import WEIGHTS, check_resumed
+from tests.systems.runs import WEIGHTS, check_resumed, renamed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -107,7 +107,8 @@ def test_the_passages_of_a_document_are_together_and_all_there(tiny_kb, ranking)
 def test_the_matrix_is_made_once_and_anew_for_another_corpus(tiny_kb, tmp_path, monkeypatch) -> None:
     articles = Articles.of(tiny_kb)
     first = open_tfidf(tiny_kb, articles, tmp_path / "m")
-    assert read_json(tmp_path / "m" / "tfidf.json") == {"kb": tiny_kb.fingerprint}
+    made_of = {"kb": tiny_kb.fingerprint, "documents": tiny_kb.documents_digest}
+    assert read_json(tmp_path / "m" / "tfidf.json") == made_of
     monkeypatch.setattr(Tfidf, "of", lambda *_: pytest.fail("made again"))
     again = open_tfidf(tiny_kb, articles, tmp_path / "m")
     for one, other in zip(first, again, strict=True):
@@ -115,6 +116,16 @@ def test_the_matrix_is_made_once_and_anew_for_another_corpus(tiny_kb, tmp_path, 
     write_json(tmp_path / "m" / "tfidf.json", {"kb": "another"})
     with pytest.raises(pytest.fail.Exception, match="made again"):
         open_tfidf(tiny_kb, articles, tmp_path / "m")
+
+
+def test_other_document_ids_make_another_matrix(tiny_kb, tmp_path) -> None:
+    """Entries have numbers of documents, which are the order of the keys of their ids."""
+    other = renamed(tiny_kb, tmp_path / "kb")
+    assert other.fingerprint == tiny_kb.fingerprint
+    before, after = (Ranking.open(kb, tmp_path / "system") for kb in (tiny_kb, other))
+    for question in QUESTIONS:
+        (wanted, *_), (found, *_) = (one.passages(question.question, 1) for one in (before, after))
+        assert found == wanted
 
 
 def test_tokens_are_slices_of_the_text() -> None:

@@ -22,7 +22,7 @@ from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT
 from realm.systems.system import Ground
 from realm.tokens.layouts import Lengths
 from tests.conftest import RIVERS, TOWNS
-from tests.systems.runs import SHORT, check_answers, check_resumed
+from tests.systems.runs import SHORT, check_answers, check_resumed, renamed
 
 QUESTIONS = [
     Question(str(n), f"on which river lies {town}?", (RIVERS[n % 4],)) for n, town in enumerate(TOWNS)
@@ -133,10 +133,25 @@ def test_relations_show_which_passage_names_which_and_which_is_first(graph) -> N
 
 def test_the_graph_is_made_once(tiny_kb, tmp_path, monkeypatch) -> None:
     first = PassageGraph.open(tiny_kb, tmp_path / "s")
-    assert read_json(tmp_path / "s.graph" / "graph.json") == {"kb": tiny_kb.fingerprint}
+    made_of = {"kb": tiny_kb.fingerprint, "documents": tiny_kb.documents_digest}
+    assert read_json(tmp_path / "s.graph" / "graph.json") == made_of
     monkeypatch.setattr(passage_graph, "edges_of", lambda *_: pytest.fail("made again"))
     again = PassageGraph.open(tiny_kb, tmp_path / "s")
     np.testing.assert_array_equal(first.document_E, again.document_E)
+
+
+def test_other_document_ids_make_another_graph(tiny_kb, tmp_path) -> None:
+    """The edges lead to numbers of documents, which are the order of the keys of their ids."""
+    before, other = PassageGraph.open(tiny_kb, tmp_path / "s"), renamed(tiny_kb, tmp_path / "kb")
+    after = PassageGraph.open(other, tmp_path / "s")
+    assert other.fingerprint == tiny_kb.fingerprint
+    assert after.document_E.tolist() != before.document_E.tolist()
+    for passage in range(len(tiny_kb)):
+        titles = [
+            [kb.titles[graph.articles.lead(one)] for one in graph.named(passage)]
+            for kb, graph in ((tiny_kb, before), (other, after))
+        ]
+        assert titles[0] == titles[1]
 
 
 # -- the reader
