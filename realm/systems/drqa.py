@@ -344,8 +344,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     sizes = (len(vocabulary), config.width, config.hidden, config.layers)
     reader = Reader(*sizes)
     model = SystemModel(NAME, reader, {"reader": sizes}, vocabulary)
-    names = ground.given(*([] if ground.reading is None else [ground.reading.questions]))
-    with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, names) as run:
+    with TrainRun(NAME, out, config, model, {reader: config.learning_rate}, ground.given()) as run:
         system = DrQa(kb, ranking, reader, vocabulary, config.precision)
         best = Best(run, reader, ground.dev[: config.dev_questions], system)
         for step in run.steps():

@@ -85,9 +85,15 @@ class Ground:
     reading: ReadingSet | None = None
     """Further training questions, each with a passage that contains an answer; only for the system "drqa"."""
 
-    def given(self, *sets: Sequence[Question]) -> dict[str, str]:
-        """Fingerprint of the knowledge base, and digest of the questions and further `sets`; a resumed run needs the same."""
-        return {"kb": self.kb.fingerprint, "questions": digest_of(self.train, self.dev, *sets)}
+    def given(self) -> dict[str, str]:
+        """Fingerprints of the knowledge bases, and digests of their documents and of the questions; a resumed run needs the
+        same."""
+        given = {"kb": self.kb.fingerprint, "documents": self.kb.documents_digest}
+        if self.reading is None:
+            return {**given, "questions": digest_of(self.train, self.dev)}
+        kb, questions = self.reading
+        given |= {"reading_kb": kb.fingerprint, "reading_documents": kb.documents_digest}
+        return {**given, "questions": digest_of(self.train, self.dev, questions)}
 
 
 def start_encoder(model: Model) -> Bert:

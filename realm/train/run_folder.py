@@ -33,7 +33,18 @@ from realm.model.manifest import weights_checksum
 from realm.train.checkpoints import Checkpoints
 from realm.train.metrics import METRICS
 
-GIVEN = ("init", "init_weights", "kb", "held_out", "passage_tokens", "text", "questions")
+GIVEN = (
+    "init",
+    "init_weights",
+    "kb",
+    "documents",
+    "held_out",
+    "passage_tokens",
+    "text",
+    "questions",
+    "reading_kb",
+    "reading_documents",
+)
 """Names of settings that say which model and data a stage was given; the others are settings of the stage."""
 LOCK, SETTINGS, JUDGED = "lock", "settings.json", "judged-*.parquet"
 LOCK_PATIENCE = 10.0

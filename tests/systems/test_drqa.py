@@ -1,14 +1,16 @@
 """DrQA against plain calculations: TF-IDF, features, LSTM, spans; and as a whole, with evidence."""
 
+import itertools
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from realm.errors import InputError
+from realm.errors import InputError, OtherSettings
 from realm.files import read_json, write_json
 from realm.qa.question_files import Question
 from realm.systems import drqa, tfidf
@@ -26,9 +28,10 @@ from realm.systems.drqa import (
     rows_of,
     train,
 )
-from realm.systems.system import Ground, load_system, predict
+from realm.systems.system import Ground, ReadingSet, load_system, predict
 from realm.systems.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
 from tests.conftest import RIVERS, TOWNS
+from tests.store.tiny import make
 from tests.systems.runs import WEIGHTS, check_resumed, renamed
 
 QUESTIONS = [
@@ -314,6 +317,28 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> No
     config = Config(steps=10, batch_size=4, warmup=2, dev_every=5, checkpoint_seconds=0.0, **TINY)
     files = (*WEIGHTS, "words.json")
     check_resumed(lambda ground, out: train(ground, out, config), ground, tmp_path, drqa, "loss_of", 8, files)
+
+
+def test_an_interrupted_run_does_not_continue_with_other_reading_passages(
+    ground, tiny_kb, tmp_path, monkeypatch
+) -> None:
+    """The vocabulary is computed from these passages."""
+    questions = [Question("r", "which river or town is it in?", (*RIVERS, "Ruritania"), document_id="d1")]
+    config = Config(steps=8, batch_size=4, warmup=2, checkpoint_seconds=0.0, **TINY)
+    calls, original = itertools.count(1), drqa.loss_of
+
+    def stopping(*args):
+        if next(calls) == 7:
+            raise KeyboardInterrupt
+        return original(*args)
+
+    monkeypatch.setattr(drqa, "loss_of", stopping)
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(ground, reading=ReadingSet(tiny_kb, questions)), tmp_path / "out", config)
+    for other in (make(tmp_path / "texts"), renamed(tiny_kb, tmp_path / "ids")):
+        with pytest.raises(OtherSettings, match="with another model or other data"):
+            train(replace(ground, reading=ReadingSet(other, questions)), tmp_path / "out", config)
+    train(replace(ground, reading=ReadingSet(tiny_kb, questions)), tmp_path / "out", config)
 
 
 def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tmp_path) -> None:
