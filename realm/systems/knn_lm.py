@@ -12,6 +12,7 @@ also predicts the masked words of the same queries with retrieved passages, as i
 Axis letters: B queries, K candidates or neighbours, P masked positions, N entries, H hidden, V vocabulary.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,7 @@ def open_datastore(
     """
     made_of = {
         "kb": kb.fingerprint,
+        "spans": _spans_digest(kb.tokens),
         "encoder": checksums_of(path_of(model_path), [ENCODER])[ENCODER],
         "precision": config.precision,
         "query": str(model.lengths.query),
@@ -142,6 +144,15 @@ def open_datastore(
     return Datastore(
         *(np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("keys", "values", "passages"))
     )
+
+
+def _spans_digest(tokens: PassageTokens) -> str:
+    """Digest of the salient spans and the sentences, which depend on the tagger; the knowledge base's fingerprint does not."""
+    digest = hashlib.sha256()
+    for column in (tokens.sentences, tokens.span_starts, tokens.span_ends):
+        digest.update(np.ascontiguousarray(column.offsets, dtype="<i8").data)
+        digest.update(np.ascontiguousarray(column.values, dtype="<i4").data)
+    return digest.hexdigest()[:16]
 
 
 class _WrittenJson(TypedDict):

@@ -16,6 +16,7 @@ from realm.masking.candidates import CandidateRule, choose_candidates, embed_que
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import each_span, repeats_text
 from realm.model.folder import load_model
+from realm.store.knowledge_base import KnowledgeBase, build
 from realm.systems import knn_lm
 from realm.systems.knn_lm import (
     KnnConfig,
@@ -29,8 +30,9 @@ from realm.systems.knn_lm import (
     spans_predicted,
 )
 from realm.tokens.layouts import joint_inputs, passage_inputs, query_inputs
+from tests.conftest import tiny_documents
 from tests.schemas import assert_holds
-from tests.store.tiny import holding_out
+from tests.store.tiny import TinyTagger, holding_out
 
 CONFIG = KnnConfig(device="cpu", precision="fp32")
 
@@ -169,10 +171,28 @@ def test_an_entry_is_the_state_of_a_mask_before_the_output_layer(tiny_kb, model,
     assert next(places, None) is None
 
 
+def test_the_spans_of_another_tagger_make_another_datastore(
+    tiny_kb, model, tiny_model_folder, tmp_path
+) -> None:
+    class Fewer(TinyTagger):
+        def annotate(self, texts):
+            for one in super().annotate(texts):
+                yield one._replace(spans=one.spans[::2])
+
+    build(tmp_path / "kb", tiny_documents(), tiny_kb.config, tiny_kb.tokenizer, Fewer())
+    other = KnowledgeBase.open(tmp_path / "kb")
+    assert other.fingerprint == tiny_kb.fingerprint
+    for kb in (tiny_kb, other):
+        found = open_datastore(model, str(tiny_model_folder), kb, tmp_path / "store", CONFIG)
+        wanted = np.concatenate([query.targets for query in spans_of(kb, model)])
+        np.testing.assert_array_equal(found.value_N, wanted)
+
+
 def test_the_datastore_is_made_once(tiny_kb, model, tiny_model_folder, tmp_path, monkeypatch) -> None:
     first = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
     made_of = json.loads((tmp_path / "store" / "datastore.json").read_text())
-    assert made_of.keys() == {"kb", "encoder", "precision", "query"} and made_of["kb"] == tiny_kb.fingerprint
+    assert made_of.keys() == {"kb", "spans", "encoder", "precision", "query"}
+    assert made_of["kb"] == tiny_kb.fingerprint
     monkeypatch.setattr(knn_lm, "_write_datastore", lambda *_: pytest.fail("made again"))
     again = open_datastore(model, str(tiny_model_folder), tiny_kb, tmp_path / "store", CONFIG)
     np.testing.assert_array_equal(first.key_NH, again.key_NH)
