@@ -11,7 +11,7 @@ Axis letters: B rows, T passage words, J question words, E embedding, F features
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,7 @@ from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question, compiled
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.system import Best, Found, Ground, ReadingSet, SystemModel, read_system, read_weights
-from realm.systems.tfidf import Ranking, Token, tokens_of
+from realm.systems.tfidf import Ranking, Token, ngrams, tokens_of
 from realm.text.corpus import Passage
 from realm.train.loop import TrainRun
 from realm.train.run_config import QuestionsRunConfig, generator
@@ -43,7 +43,7 @@ WORDS = "words.json"
 READ_AT_ONCE = 64
 """Number of passages per forward pass."""
 SHORTEST, LONGEST = 25, 1500
-"""Smallest and largest number of characters of a passage on which the reader is trained."""
+"""Smallest and largest number of characters of a passage of distant supervision (published: 25 and 1500)."""
 ARTICLES = 5
 """Number of articles that are read for a question (published: 5)."""
 MATCHES = 5
@@ -53,8 +53,7 @@ VOCABULARY = 30_000
 ANSWER_WORDS = 15
 """Largest number of words of an answer (published: 15)."""
 WINDOW = 20
-"""Number of words on each side of an answer that are compared with the words of the question. If a passage contains answers at
-several places, the place with the most shared words is used."""
+"""Number of words on each side of an answer that are compared with the words of the question (published: 20)."""
 
 
 @dataclass(frozen=True)
@@ -260,30 +259,46 @@ def occurrences(question: Question, text: str, tokens: Sequence[Token]) -> list[
     return sorted(found)
 
 
-def example_of(question: Question, passage: Passage) -> tuple[int, Example] | None:
-    """Number of words around the answer that the question also contains, and the training example of the passage.
+def examples_in(question: Question, passage: Passage) -> list[tuple[int, Example]]:
+    """The training example of each occurrence of an answer in a passage, with its overlap.
 
-    None if the passage contains no answer of at most `ANSWER_WORDS` words, if the question contains no word around an answer,
-    or if the passage has fewer than `SHORTEST` or more than `LONGEST` characters.
+    The overlap is the number of unigrams and bigrams (`ngrams`) that the question shares with the answer and the `WINDOW` words
+    on each side of the answer.
+    """
+    asked, wanted = tokens_of(question.question), Counter(ngrams(question.question))
+    tokens, found = tokens_of(passage.text), []
+    for first, last in occurrences(question, passage.text, tokens):
+        window = tokens[max(0, first - WINDOW) : last + 1 + WINDOW]
+        around = Counter(ngrams(passage.text[window[0].start : window[-1].end]))
+        found.append(((around & wanted).total(), Example(asked, tokens, first, last)))
+    return found
+
+
+def example_of(question: Question, passage: Passage) -> tuple[int, Example] | None:
+    """The example of distant supervision from a passage, with its overlap: the example with the largest overlap.
+
+    None if the passage contains no answer of at most `ANSWER_WORDS` words, if every overlap is 0, or if the passage has fewer
+    than `SHORTEST` or more than `LONGEST` characters.
     """
     if not SHORTEST <= len(passage.text) <= LONGEST:
         return None
-    asked, tokens = tokens_of(question.question), tokens_of(passage.text)
-    wanted = {token.text.lower() for token in asked if any(map(str.isalnum, token.text))}
-    found = []
-    for first, last in occurrences(question, passage.text, tokens):
-        around = tokens[max(0, first - WINDOW) : first] + tokens[last + 1 : last + 1 + WINDOW]
-        shared = len({token.text.lower() for token in around} & wanted)
-        if shared and last - first < ANSWER_WORDS:
-            found.append((shared, Example(asked, tokens, first, last)))
+    return _best(
+        (overlap, example)
+        for overlap, example in examples_in(question, passage)
+        if overlap and example.last - example.first < ANSWER_WORDS
+    )
+
+
+def _best(found: Iterable[tuple[int, Example]]) -> tuple[int, Example] | None:
+    """Of the examples with the largest overlap, the first."""
     return max(found, key=lambda one: one[0], default=None)
 
 
 def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Question]) -> list[Example]:
     """Training examples by distant supervision: passages of the best articles that contain an answer.
 
-    For each question, passages are ordered by the number of words around the answer that the question also contains, and the
-    first `MATCHES` passages are used.
+    For each question, passages are ordered by overlap (`examples_in`), and the first `MATCHES` passages are used. In the
+    publication, the passages also contain all named entities of the question.
 
     Raises:
         InputError: no passage of the best articles contains an answer.
@@ -302,10 +317,10 @@ def examples_of(kb: KnowledgeBase, ranking: Ranking, questions: Sequence[Questio
 
 
 def examples_of_documents(reading: ReadingSet) -> list[Example]:
-    """For each question, the training example of the best passage of the document that the question names.
+    """For each question, the training example with the largest overlap from the document that the question names.
 
-    The published reader is trained on SQuAD in this way, together with the examples of distant supervision. A question without
-    such a passage has no example.
+    The published reader is trained on all questions of SQuAD, together with the examples of distant supervision. There, the
+    place of the answer is annotated. A question whose document does not contain an answer has no example.
 
     Raises:
         InputError: no question has an example.
@@ -315,9 +330,9 @@ def examples_of_documents(reading: ReadingSet) -> list[Example]:
         reading.questions, total=len(reading.questions), description="find answers", unit="question"
     ):
         passages = reading.kb.passages(by_document.all(key_of(question.document_id)))
-        found = [one for passage in passages if (one := example_of(question, passage)) is not None]
-        if found:
-            examples.append(max(found, key=lambda one: one[0])[1])
+        found = _best(one for passage in passages for one in examples_in(question, passage))
+        if found is not None:
+            examples.append(found[1])
     if not examples:
         raise InputError("no question names a document with a passage that contains an answer")
     return examples

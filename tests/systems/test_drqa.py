@@ -13,6 +13,7 @@ import torch
 from realm.errors import InputError, OtherSettings
 from realm.files import read_json, write_json
 from realm.qa.question_files import Question
+from realm.store.knowledge_base import KnowledgeBaseConfig
 from realm.systems import drqa, tfidf
 from realm.systems.articles import Articles
 from realm.systems.drqa import (
@@ -23,6 +24,7 @@ from realm.systems.drqa import (
     Vocabulary,
     best_spans,
     example_of,
+    examples_of_documents,
     loss_of,
     occurrences,
     rows_of,
@@ -30,6 +32,7 @@ from realm.systems.drqa import (
 )
 from realm.systems.system import Ground, ReadingSet, load_system, predict
 from realm.systems.tfidf import Ranking, Tfidf, open_tfidf, tokens_of
+from realm.text.corpus import Document, Passage
 from tests.conftest import RIVERS, TOWNS
 from tests.store.tiny import make
 from tests.systems.runs import WEIGHTS, check_resumed, renamed
@@ -247,8 +250,44 @@ def test_a_passage_trains_only_if_words_around_the_answer_are_asked_for(tiny_kb)
     example = made[1]
     assert [t.text for t in example.passage[example.first : example.last + 1]] == [river]
     assert example_of(Question("1", "zzz?", (river,)), passage) is None
+    assert example_of(Question("1", "which of the and?", (river,)), passage) is None  # only stop words
     assert example_of(Question("1", "which river?", ("nowhere",)), passage) is None
     assert example_of(Question("1", "which river?", (river,)), passage._replace(text="x" * 2000)) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "overlap", "place"),
+    [
+        ("who built the old stone bridge?", 3 + 2, 1),  # old, stone, bridge, old stone, stone bridge
+        ("who built bridges of stone, and an old one?", 2, 1),  # old, stone
+        ("a mill, a mill, a mill?", 2, 0),  # each occurrence counts once
+        ("is it the Ouse?", 1, 0),  # the answer itself; the first place of equal ones
+    ],
+)
+def test_the_place_of_an_answer_is_that_of_most_shared_words_and_pairs(asked, overlap, place) -> None:
+    filler = " ".join(["and"] * 21)
+    text = f"The mill by the mill stands at the Ouse. {filler} The old stone bridge crosses the Ouse."
+    found = example_of(Question("1", asked, ("Ouse",)), Passage("0", "d", "", text, (), ()))
+    assert found is not None
+    places = [n for n, token in enumerate(found[1].passage) if token.text == "Ouse"]
+    assert (found[0], found[1].first) == (overlap, places[place])
+
+
+def test_questions_about_a_known_document_train_without_shared_words(tmp_path) -> None:
+    texts = ["It has a mint.", "It lies on the Ouse. " * 80]
+    answer = "on the Ouse . It lies " * 4 + "on the Ouse"
+    kb = make(
+        tmp_path / "kb",
+        [Document(f"t{n}", text, f"t{n}") for n, text in enumerate(texts)],
+        KnowledgeBaseConfig(passage_tokens=1000),
+    )
+    asked = [
+        Question("0", "zzz?", ("mint",), document_id="t0"),
+        Question("1", "zzz?", (answer,), document_id="t1"),
+        Question("2", "zzz?", ("Ouse",), document_id="t0"),
+    ]
+    found = examples_of_documents(ReadingSet(kb, asked))
+    assert [(one.first, one.last) for one in found] == [(3, 3), (2, 28)]
 
 
 def test_loss_is_that_of_the_first_and_the_last_word() -> None:
