@@ -1,11 +1,13 @@
 """The questions of a table: read from files, and split into training and dev questions by the rule of ORQA."""
 
 from collections.abc import Collection, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
 
 from farmhash import fingerprint64
 
+from realm.errors import InputError
 from realm.qa.question_files import Question, read_questions
 from realm.qa.scoring.metrics import normalise_answer
 
@@ -56,10 +58,29 @@ def held_out_questions(files: Sequence[str]) -> list[Question]:
 
 def read_all(files: Sequence[str], held_out: Collection[str] = ()) -> list[tuple[str, Question]]:
     """Pairs of the name of a file and a question, for all questions of several files, without those with `is_dev` of the files
-    `held_out`."""
+    `held_out`.
+
+    Raises:
+        InputError: a file is listed twice.
+    """
     return [
-        (Path(file).stem, question)
-        for file in files
+        (name, question)
+        for name, file in zip(_names(files), files, strict=True)
         for question in read_questions(file)
         if file not in held_out or not is_dev(question.question)
     ]
+
+
+def _names(files: Sequence[str]) -> list[str]:
+    """The name of each file, without a colon, so that no two questions have the same id after the name and a colon are added.
+
+    Of files with the same name, all but the first get a number: `train`, `train-2`.
+    """
+    names: dict[Path, str] = {}
+    for file in map(Path, files):
+        if file.resolve() in names:
+            raise InputError(f"{file} is listed twice: list each question file once")
+        name = file.stem.replace(":", "-")
+        numbered = (f"{name}-{number}" for number in count(2))
+        names[file.resolve()] = next(one for one in chain([name], numbered) if one not in names.values())
+    return list(names.values())

@@ -14,7 +14,7 @@ from realm import cli
 from realm.compare import commands, results
 from realm.compare.checks import expected_scores
 from realm.compare.plan import TablePlan
-from realm.compare.questions import is_dev, split_questions
+from realm.compare.questions import held_out_questions, is_dev, read_all, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
 from realm.errors import InputError
@@ -156,6 +156,10 @@ def test_rows_that_cannot_be_made_are_refused(tmp_path) -> None:
             ["--set", 'data.train=["q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
             "no question is left for train",
         ),
+        (
+            ["--set", 'data.train=["q.jsonl", "./q.jsonl"]', "--set", "data.tests.T=q.jsonl"],
+            "q.jsonl is listed twice",
+        ),
         (["--check", "absent.json"], "absent.json does not exist"),
         (["--check", "q.jsonl"], "q.jsonl is not a report"),
         (["--diff", "orqa", "atlas"], "no row 'atlas'"),
@@ -247,6 +251,24 @@ def test_training_questions_that_a_test_asks_are_left_out() -> None:
     assert {one.id for one in [*kept, *dev]} == {"b:1"}
     kept, dev, dropped = split_questions(train, [question("d", "What is 3?")], tests)
     assert (len(kept), [one.id for one in dev], dropped) == (20, ["d:1"], 1)
+
+
+def test_questions_of_files_with_the_same_name_have_different_ids(tmp_path) -> None:
+    files = [
+        tmp_path / name for name in ("a/train.jsonl", "b/train.jsonl", "train-2.jsonl", "c/train:1.json")
+    ]
+    for place, file in enumerate(files):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(
+            "".join(f'{{"question": "what is {place} {n}?", "answer": "x"}}\n' for n in range(90))
+        )
+    paths = [str(file) for file in files]
+    split = split_questions(read_all(paths), [], [])
+    for questions in ([*split.train, *split.dev], held_out_questions(paths)):
+        ids = [one.id for one in questions]
+        assert len(ids) == len(set(ids))
+        assert {one.rpartition(":")[0] for one in ids} == {"train", "train-2", "train-2-2", "train-1"}
+    assert len(split.train) + len(split.dev) == 4 * 90
 
 
 RESPLIT = {

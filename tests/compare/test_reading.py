@@ -210,6 +210,11 @@ def test_rows_that_read_can_be_added_to_a_folder_without_such_rows(home, table, 
     [
         ([CORPUS], "reading needs both corpus and questions"),
         ([CORPUS, 'data.reading.questions=["{train}"]'], "question 1 of train names no document"),
+        ([CORPUS, 'data.reading.questions=["{asked}", "{asked}"]'], "asked.jsonl is listed twice"),
+        (
+            ['data.train=["{train}","{asked}"]', 'data.held_out.A=["{asked}", "{asked}"]'],
+            "asked.jsonl is listed twice",
+        ),
         (['data.reading.settings=["steps=3"]'], "reading needs both corpus and questions"),
         ([CORPUS, 'data.reading.questions=["{asked}"]', 'data.reading.settings=["batch=3"]'], "batch"),
         (["data.tests={{}}"], "train needs tests"),
