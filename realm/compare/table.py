@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from realm import __version__
 from realm.compare import commands, layout, plots, results
@@ -56,7 +56,9 @@ def run(
             f"Training and dev questions that are left out because they are also in a test: {split.dropped:,}."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _keep_data(plan, split, named)
+    data, data_file = _data(plan, split, named), folder / DATA
+    if not data_file.exists():
+        write_json(data_file, data)
     _write_documents(plan)
     with PeakMemory() as memory:
         commit = _commit(Path(__file__))
@@ -72,6 +74,7 @@ def run(
         split = split or _split_made(plan)
         reading = _split_reading(plan, named, split)
         _write_questions(plan, split, reading)
+        write_json(data_file, data)  # only now with added tests, because their questions can be refused
         run_all(commands.starting(plan))
         run_all(commands.reading(plan))
         run_all(commands.training(plan))
@@ -87,6 +90,9 @@ def run(
         f"All numbers are in {folder / name}.json; the tables are in {folder / name}.md and {folder / name}.png."
     )
     return report
+
+
+DATA = "data.json"
 
 
 class DataJson(TypedDict):
@@ -110,13 +116,13 @@ class DataJson(TypedDict):
     """Settings of the stages that differ from the preset (`TablePlan.changed`)."""
 
 
-def _keep_data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> None:
-    """Writes data.json.
+def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> DataJson:
+    """The content of data.json after this call.
 
     Raises:
         InputError: the folder was made with other data, whose results would be reported as results of these data.
     """
-    data, file = plan.data, plan.folder / "data.json"
+    data, file = plan.data, plan.folder / DATA
     tests = _tests(plan) if data.has_tests else {}
     asked = dict(tests)
     if split is not None:
@@ -169,7 +175,7 @@ def _keep_data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str
                 f"{plan.folder} was made with other data ({', '.join(parts)}): use another --dir"
             )
         now["questions"] = before["questions"] | now["questions"]
-    write_json(file, now)
+    return now
 
 
 def _write_documents(plan: TablePlan) -> None:
@@ -186,7 +192,10 @@ def _write_documents(plan: TablePlan) -> None:
 def _write_questions(plan: TablePlan, split: Split, reading: Split | None) -> None:
     """Writes the training and dev questions of the table and of `data.reading`, and the questions of tests that are not files.
 
-    If all files exist, they are kept.
+    Existing files are kept.
+
+    Raises:
+        InputError: a file has other questions.
     """
     files = {plan.questions("train"): split.train, plan.questions("dev"): split.dev}
     if reading is not None:
@@ -195,11 +204,25 @@ def _write_questions(plan: TablePlan, split: Split, reading: Split | None) -> No
     files |= {
         plan.tests()[name]: asked for name, asked in _tests(plan).items() if name not in plan.data.tests
     }
-    if all(file.exists() for file in files):
-        return
+    written = {file for file in files if file.exists()}
+    other = [
+        file.stem
+        for file in sorted(written)
+        if _asked(read_questions(file, regex=False)) != _asked(files[file])
+    ]
+    if other:
+        raise InputError(
+            f"{plan.folder} was made with other questions ({', '.join(other)}), for example because a test was added that "
+            "has one of these questions: use another --dir"
+        )
     plan.questions("train").parent.mkdir(exist_ok=True)
-    for file, questions in files.items():
-        write_json_lines(file, (question.to_json() for question in questions))
+    for file in files.keys() - written:
+        write_json_lines(file, (question.to_json() for question in files[file]))
+
+
+def _asked(questions: Sequence[Question]) -> list[tuple[Any, ...]]:
+    """What must stay the same in a folder: questions, answers and their documents. Ids change if a file is renamed."""
+    return [(one.question, one.answers, one.regex, one.document_id) for one in questions]
 
 
 def _split(plan: TablePlan) -> Split | None:

@@ -182,6 +182,17 @@ def test_a_folder_without_such_readers_is_not_continued_with_them(home, table, c
     assert "was made with other data (reading)" in capsys.readouterr().err
 
 
+def test_a_test_that_asks_a_question_of_the_readers_is_not_added_to_a_folder(
+    home, table, tmp_path, capsys
+) -> None:
+    folder, _ = table
+    test = tmp_path / "test.jsonl"
+    test.write_text((folder / "questions" / "reading-train.jsonl").read_text().splitlines()[0] + "\n")
+    words = reading_words(home, tmp_path, "--rows", *ROWS, "--set", f"data.tests.more={test}")
+    assert cli.main(home.words("compare", folder, *words)) == 2
+    assert "was made with other questions (reading-train)" in capsys.readouterr().err
+
+
 def test_a_folder_can_be_continued_with_rows_that_do_not_read(home, table) -> None:
     folder, _ = table
     before = json.loads((folder / "data.json").read_text())
@@ -199,8 +210,8 @@ def test_rows_that_read_can_be_added_to_a_folder_without_such_rows(home, table, 
     for answer_seeds, reading in ((0, data.reading), (1, data.reading), (0, ReadingConfig())):
         config = TableConfig(rows=("orqa",), answer_seeds=answer_seeds)
         plan = TablePlan(config, replace(data, reading=reading), None, tmp_path, TABLE_1)
-        table_module._keep_data(plan, table_module._split(plan), table_module._read_reading(plan))
-        kept.append(json.loads((tmp_path / "data.json").read_text()))
+        kept.append(table_module._data(plan, table_module._split(plan), table_module._read_reading(plan)))
+        (tmp_path / "data.json").write_text(json.dumps(kept[-1]))
     assert [one["reading"] for one in kept] == [[], ["c"], ["c"]]
     assert ["reading" in one["questions"] for one in kept] == [False, True, True]
 

@@ -44,6 +44,29 @@ def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tm
     assert report["made_by"]["dropped"] == 3
 
 
+def test_a_test_that_asks_a_training_question_is_not_added_to_a_folder(
+    home, tmp_path, monkeypatch, capsys
+) -> None:
+    stop = MagicMock(side_effect=InputError("stopped before pre-training"))
+    monkeypatch.setattr("realm.compare.commands.starting", stop)
+    folder = tmp_path / "t"
+    words = home.words("compare", folder, "--rows", "bm25-reader", asked=False)
+    words += ["--set", f"data.tests.spans={home.folder / 'spans.jsonl'}"]
+    assert cli.main(words) == 2
+    trained = (folder / "questions" / "train.jsonl").read_bytes()
+    test = tmp_path / "test.jsonl"
+    test.write_bytes(b"".join(trained.splitlines(keepends=True)[:1]))
+    capsys.readouterr()
+    assert cli.main([*words, "--set", f"data.tests.more={test}"]) == 2
+    error = capsys.readouterr().err
+    assert "was made with other questions (train)" in error and error.count("\n") == 1
+    # The folder does not list the refused test, so a test of that name with other questions can be added.
+    test.write_text('{"question": "who keeps bees?", "answer": "nobody"}\n')
+    assert cli.main([*words, "--set", f"data.tests.more={test}"]) == 2
+    assert "stopped before pre-training" in capsys.readouterr().err
+    assert {"spans", "more"} <= json.loads((folder / "data.json").read_text())["questions"].keys()
+
+
 def test_held_out_training_questions_become_a_test_and_are_in_no_other_part(home, tmp_path) -> None:
     asked = read_lines(home.folder / "train.jsonl")
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
