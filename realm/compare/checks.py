@@ -113,7 +113,7 @@ def disagreements(plan: TablePlan, one: str, other: str, most: int = 20) -> list
     for test, file in plan.tests().items():
         questions = read_questions(file)
         correct = {
-            name: np.stack([_correct(plan.report(name, seed, test), len(questions)) for seed in seeds])
+            name: outcomes([plan.report(name, seed, test) for seed in seeds], "correct", questions)
             for name in (one, other)
         }
         answers = {}
@@ -135,17 +135,3 @@ def disagreements(plan: TablePlan, one: str, other: str, most: int = 20) -> list
                     f"    {questions[place].question}  {answers[right][place]!r}, not {answers[wrong][place]!r}"
                 )
     return shown
-
-
-def _correct(report: Path, count: int) -> np.ndarray:
-    """Whether each of `count` questions was answered right, from the report of a row."""
-    try:
-        (correct_N,) = outcomes([report], "correct")
-    except (KeyError, TypeError, ValueError):
-        correct_N = np.zeros(0)
-    if correct_N.dtype != bool or correct_N.shape != (count,):
-        raise InputError(
-            f"{report} has no outcome for each of the {count} questions of the test: remove it, and run the command without "
-            "--diff"
-        )
-    return correct_N

@@ -1,9 +1,10 @@
 """The questions of a table: read from files, and split into training and dev questions by the rule of ORQA."""
 
+import hashlib
 from collections.abc import Collection, Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from farmhash import fingerprint64
 
@@ -44,6 +45,16 @@ def split_questions(
         choosing = [one for one in training if is_dev(one.question)]
         training = [one for one in training if not is_dev(one.question)]
     return Split(training, choosing, dropped)
+
+
+def contents(questions: Sequence[Question]) -> list[tuple[Any, ...]]:
+    """What stays the same in the folder of a table. Ids are not part of it, because they change if a file is renamed."""
+    return [(one.question, one.answers, one.regex, one.document_id) for one in questions]
+
+
+def ordered_digest(questions: Sequence[Question]) -> str:
+    """Digest of `contents`. It depends on the order of the questions, unlike the digest of a published set."""
+    return hashlib.sha256(repr(contents(questions)).encode()).hexdigest()[:32]
 
 
 def is_dev(question: str) -> bool:

@@ -14,12 +14,12 @@ import numpy as np
 
 from realm.compare.plan import READING, TablePlan
 from realm.compare.rows import BM25
-from realm.errors import InputError
+from realm.errors import DamagedError, InputError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
 from realm.model.tensor_files import load_tensors
+from realm.progress import counted
 from realm.qa.predictions import Prediction, read_predictions
-from realm.qa.probe import ProbeOutcome
 from realm.qa.question_files import Question, read_questions
 from realm.qa.scoring.metrics import RECALL_AT, is_correct, mean_reciprocal_rank, normalise_answer, recall_at
 from realm.qa.scoring.significance import (
@@ -165,7 +165,12 @@ class TableJson(TypedDict):
 
 
 def read(plan: TablePlan, made_by: MadeBy) -> TableJson:
-    """The results of a table whose stages are done."""
+    """The results of a table whose stages are done.
+
+    Raises:
+        InputError: a report is about other questions or masked facts than the other reports.
+        DamagedError: a report is damaged.
+    """
     tests = {name: _Test.read(plan, name, file) for name, file in plan.tests().items()}
     return {
         "made_by": made_by,
@@ -192,27 +197,63 @@ class _Test(NamedTuple):
 
     @classmethod
     def read(cls, plan: TablePlan, test: str, file: Path) -> Self:
-        seeds = plan.config.seeds
+        seeds, questions = plan.config.seeds, read_questions(file)
         asked = seeds[: plan.config.answer_seeds]
         rows = list(plan.rows()) if asked else []
 
         def of_rows(key: str) -> dict[str, np.ndarray]:
-            return {name: outcomes([plan.report(name, seed, test) for seed in asked], key) for name in rows}
+            reports = {name: [plan.report(name, seed, test) for seed in asked] for name in rows}
+            return {name: outcomes(files, key, questions) for name, files in reports.items()}
 
         rank = of_rows("rank")
-        start_rank = {BM25: outcomes([plan.retrieval(BM25, seeds[0], test)], "rank")}
+        start_rank = {BM25: outcomes([plan.retrieval(BM25, seeds[0], test)], "rank", questions)}
         for start in plan.before_questions():
-            start_rank[start] = outcomes([plan.retrieval(start, seed, test) for seed in seeds], "rank")
+            files = [plan.retrieval(start, seed, test) for seed in seeds]
+            start_rank[start] = outcomes(files, "rank", questions)
         first = [rank_SN[0] for rank_SN in (*rank.values(), *start_rank.values())]
-        return cls(
-            read_questions(file), of_rows("correct"), of_rows("f1"), rank, start_rank, np.any(first, axis=0)
+        return cls(questions, of_rows("correct"), of_rows("f1"), rank, start_rank, np.any(first, axis=0))
+
+
+def outcomes(files: Sequence[Path], key: str, questions: Sequence[Question]) -> np.ndarray:
+    """Values of `key` in the outcomes of all questions, in a report for each seed -> [S, N].
+
+    Raises:
+        InputError: a report is about other questions, or about the same questions in another order.
+        DamagedError: a report is damaged.
+    """
+    ids, value_SN = [question.id for question in questions], []
+    for file in files:
+        found = outcomes_of(file, "id", key)
+        if [one for one, _ in found] != ids:
+            raise InputError(
+                f"{file} has no outcome for each of the {counted(len(ids), 'question')} of the test, with its id and in its "
+                "place: remove it, and make the table again"
+            )
+        value_SN.append([value for _, value in found])
+    return np.array(value_SN)
+
+
+KINDS = {"id": str, "passage": str, "correct": bool, "f1": float, "rank": int}
+"""Key of an outcome -> type of its value."""
+
+
+def outcomes_of(file: Path, *keys: str) -> list[tuple[Any, ...]]:
+    """The values of some keys in each outcome of a report.
+
+    Raises:
+        DamagedError: the file is not a report with such outcomes.
+    """
+    try:
+        found = [tuple(one[key] for key in keys) for one in read_json(file)["outcomes"]]
+    except (KeyError, TypeError):
+        found = []
+    if not found or any(
+        type(value) is not KINDS[key] for one in found for key, value in zip(keys, one, strict=True)
+    ):
+        raise DamagedError(
+            f"{file} has no outcomes with {' and '.join(keys)}: remove it, and make the table again"
         )
-
-
-def outcomes(files: Sequence[Path], key: str) -> np.ndarray:
-    """Values of `key` in the outcomes of all questions, in a report for each seed -> [S, N]."""
-    reports = [read_json(file) for file in files]
-    return np.array([[one[key] for one in report["outcomes"]] for report in reports])
+    return found
 
 
 def _rows(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, RowJson]:
@@ -364,20 +405,19 @@ def facts_of(plan: TablePlan) -> dict[str, FactsJson]:
 
     Raises:
         InputError: the reports are about different masked facts.
+        DamagedError: a report is damaged.
     """
     probed = plan.probed()
-    outcomes: dict[str, list[list[ProbeOutcome]]] = {
-        name: [read_json(plan.probe(name, seed))["outcomes"] for seed in plan.config.seeds]
+    found = {
+        name: [outcomes_of(plan.probe(name, seed), "passage", "rank") for seed in plan.config.seeds]
         for name in ((BM25, *probed) if probed else ())
     }
-    if len({tuple(one["passage"] for one in seed) for seeds in outcomes.values() for seed in seeds}) > 1:
+    if len({tuple(passage for passage, _ in seed) for seeds in found.values() for seed in seeds}) > 1:
         raise InputError(
             f"the files {plan.folder / 'reports' / 'probe-*.json'} are about different masked facts, because [probe] of the "
             "preset was changed: remove these files, and repeat the command"
         )
-    rank = {
-        name: np.array([[one["rank"] for one in seed] for seed in seeds]) for name, seeds in outcomes.items()
-    }
+    rank = {name: np.array([[one for _, one in seed] for seed in seeds]) for name, seeds in found.items()}
     return {
         name: {
             "retrieved": _retrieved(rank_SN),

@@ -8,13 +8,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from realm import __version__
 from realm.compare import commands, layout, plots, results
 from realm.compare.official import digest_of, recognised
 from realm.compare.plan import MADE, READING, TablePlan
-from realm.compare.questions import Split, held_out_questions, read_all, split_questions
+from realm.compare.questions import (
+    Split,
+    contents,
+    held_out_questions,
+    ordered_digest,
+    read_all,
+    split_questions,
+)
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import read_json, write_json, write_json_lines
@@ -106,8 +113,8 @@ class DataJson(TypedDict):
     first_seed: int
     """The seed whose files have no seed in their names."""
     questions: dict[str, str]
-    """Name of a test, "train", "dev" or "reading" -> digest of the questions. Tests, "train" and "dev" are listed if question
-    files are given, and "reading" if a row with a reader was trained."""
+    """Name of a test, "train", "dev" or "reading" -> digest of the questions (`ordered_digest`). Tests, "train" and "dev" are
+    listed if question files are given, and "reading" if a row with a reader was trained."""
     reading: list[str]
     """The setting `data.reading.corpus`, if a row with a reader was trained."""
     published: dict[str, str]
@@ -136,7 +143,7 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
         "encoder": data.encoder,
         "warm_start": data.warm_start,
         "first_seed": plan.config.seeds[0],
-        "questions": {name: digest_of(questions) for name, questions in asked.items()},
+        "questions": {name: ordered_digest(questions) for name, questions in asked.items()},
         "reading": list(data.reading.corpus) if plan.trains_readers else [],
         "published": asdict(data.published),
         "stage_settings": {name: list(settings) for name, settings in plan.changed.items()},
@@ -208,7 +215,7 @@ def _write_questions(plan: TablePlan, split: Split, reading: Split | None) -> No
     other = [
         file.stem
         for file in sorted(written)
-        if _asked(read_questions(file, regex=False)) != _asked(files[file])
+        if contents(read_questions(file, regex=False)) != contents(files[file])
     ]
     if other:
         raise InputError(
@@ -218,11 +225,6 @@ def _write_questions(plan: TablePlan, split: Split, reading: Split | None) -> No
     plan.questions("train").parent.mkdir(exist_ok=True)
     for file in files.keys() - written:
         write_json_lines(file, (question.to_json() for question in files[file]))
-
-
-def _asked(questions: Sequence[Question]) -> list[tuple[Any, ...]]:
-    """What must stay the same in a folder: questions, answers and their documents. Ids change if a file is renamed."""
-    return [(one.question, one.answers, one.regex, one.document_id) for one in questions]
 
 
 def _split(plan: TablePlan) -> Split | None:

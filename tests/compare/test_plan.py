@@ -13,8 +13,9 @@ import pytest
 from realm import cli
 from realm.compare import commands, results
 from realm.compare.checks import expected_scores
+from realm.compare.official import digest_of
 from realm.compare.plan import TablePlan
-from realm.compare.questions import held_out_questions, is_dev, read_all, split_questions
+from realm.compare.questions import held_out_questions, is_dev, ordered_digest, read_all, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
 from realm.errors import InputError
@@ -25,6 +26,15 @@ from realm.qa.scoring.metrics import normalise_answer
 
 def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> TablePlan:
     return TablePlan(TableConfig(**settings), data or DataConfig(), None, Path("t"), table)
+
+
+def test_a_digest_changes_with_the_order_and_with_patterns_but_not_with_the_ids() -> None:
+    asked = [Question(str(place), f"what is {place}?", ("x",)) for place in range(3)]
+    named = [one._replace(id=f"q{one.id}") for one in asked]
+    assert ordered_digest(named) == ordered_digest(asked)
+    assert ordered_digest(asked[::-1]) != ordered_digest(asked)
+    assert ordered_digest([one._replace(regex=True) for one in asked]) != ordered_digest(asked)
+    assert digest_of(asked[::-1]) == digest_of(asked)
 
 
 def test_rows_and_starts_are_made_after_what_they_need() -> None:
@@ -184,21 +194,22 @@ def test_what_cannot_be_used_is_one_line_before_the_first_stage(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
 
 
+OUTCOMES = '{"outcomes": [{"id": "%s", "correct": %s}, {"id": "%s", "correct": %s}]}'
+
+
 @pytest.mark.parametrize(
     ("broken", "content", "problem"),
     [
-        (
-            "reports/orqa.made.json",
-            '{"outcomes": [{"correct": true}]}',
-            "no outcome for each of the 2 questions",
-        ),
-        ("reports/orqa.made.json", '{"outcomes": [{"correct": 1}, {"correct": 0}]}', "no outcome for each"),
-        ("reports/orqa.made.json", "[]", "no outcome for each of the 2 questions"),
+        ("reports/orqa.made.json", OUTCOMES % ("0", "true", "0", "true"), "no outcome for each of the 2"),
+        ("reports/orqa.made.json", OUTCOMES % ("1", "true", "0", "false"), "no outcome for each of the 2"),
+        ("reports/orqa.made.json", OUTCOMES % ("0", "1", "1", "0"), "no outcomes with id and correct"),
+        ("reports/orqa.made.json", "[]", "no outcomes with id and correct"),
+        ("reports/orqa.made.json", "{}", "no outcomes with id and correct"),
         ("predictions/orqa.made.jsonl", '{"id": "0", "answer": "x"}', "no prediction for question '1'"),
         (
             "questions/test.jsonl",
             '{"id": "0", "question": "Who?", "answers": ["me"]}',
-            "no outcome for each of the 1",
+            "no outcome for each of the 1 question of the test",
         ),
     ],
 )
@@ -208,7 +219,9 @@ def test_answers_to_other_questions_are_one_line_in_a_diff(
     ids = ("0", "1")
     files = {"questions/test.jsonl": [{"id": one, "question": "Who?", "answers": ["me"]} for one in ids]}
     for row in ("orqa", "realm"):
-        files[f"reports/{row}.made.json"] = [{"outcomes": [{"correct": row == "orqa"} for _ in ids]}]
+        files[f"reports/{row}.made.json"] = [
+            {"outcomes": [{"id": one, "correct": row == "orqa"} for one in ids]}
+        ]
         files[f"predictions/{row}.made.jsonl"] = [{"id": one, "answer": row} for one in ids]
     for name, lines in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -232,6 +232,11 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
         words = home.words("compare", home.table1, "--set", setting)
         assert cli.main(words) == 2
         assert f"table1 was made with other data ({part}): use another --dir" in capsys.readouterr().err
+    reordered = tmp_path / "reordered.jsonl"
+    lines = (home.folder / "spans.jsonl").read_text().splitlines(keepends=True)
+    reordered.write_text("".join(lines[::-1]))
+    assert cli.main(home.words("compare", home.table1, "--set", f"data.tests.spans={reordered}")) == 2
+    assert "was made with other data (spans)" in capsys.readouterr().err
     made = json.loads((home.table1 / "data.json").read_text()) | {"questions": {}}
     (tmp_path / "data.json").write_text(json.dumps(made))
     assert cli.main(home.words("compare", tmp_path)) == 2
