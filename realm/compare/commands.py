@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from realm.compare.plan import READING, TablePlan
-from realm.compare.rows import BM25, DRQA, PUBLISHED, STARTS, encoder_of
+from realm.compare.rows import BM25, DRQA, PUBLISHED, STARTS, encoder_of, row_settings
 from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, STARTING
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.stages.parallel import Chain
@@ -71,16 +71,12 @@ def _start_stages(plan: TablePlan, name: str, seed: int) -> Iterator[Stage]:
 def _make_start(plan: TablePlan, name: str, seed: int) -> Stage:
     start, out = plan.start(name), plan.start_model(name, seed)
     init = plan.start_model(start.init, seed) if start.init else plan.data.encoder
-    settings = (*start.settings, f"seed={seed}") if plan.has_seeds(name) else start.settings
+    settings = plan.start_settings(name, seed)
     argv: tuple[str, ...]
     if start.made_by == "convert":
         encoder = plan.start_model(start.encoder_of, seed)
         argv = ("convert", str(init), str(out), "--encoder-of", str(encoder))
     elif start.made_by == "pretrain":
-        if start.stale > 1:
-            settings += (f"refresh.every={plan.pretrain.refresh.every * start.stale}",)
-        if plan.pretrain.passage_encoder == "frozen":
-            settings += (f"states={out.parent / 'states'}",)
         text = {"text": plan.text_kb} if start.other_text else {}
         argv = _command(plan, "pretrain", *settings, kb=plan.kb, model=init, out=out, **text)
     else:
@@ -103,8 +99,9 @@ def reading(plan: TablePlan) -> Iterator[Chain]:
 def _reading_stages(plan: TablePlan, start: Path, out: Path, seed: int) -> Iterator[Stage]:
     yield _index(plan, plan.reading_kb, start, READERS, f"index {READING} {out.name}")
     asked = {part: plan.questions(f"{READING}-{part}") for part in ("train", "dev")}
-    settings = (*plan.reading_settings, f"seed={seed}")
-    argv = _command(plan, "finetune", *settings, kb=plan.reading_kb, model=start, out=out, **asked)
+    argv = _command(
+        plan, "finetune", *plan.reading_settings(seed), kb=plan.reading_kb, model=start, out=out, **asked
+    )
     yield Stage(READERS, f"read {out.name}", argv, out)
 
 
@@ -131,8 +128,7 @@ def training(plan: TablePlan) -> Iterator[Chain]:
             argv = _command(
                 plan,
                 verb,
-                *row.settings,
-                f"seed={seed}",
+                *row_settings(row, seed),
                 kb=plan.kb_of(row.start),
                 model=start,
                 out=out,

@@ -33,6 +33,7 @@ from realm.compare.rows import (
     Row,
     Start,
     encoder_of,
+    row_settings,
 )
 from realm.compare.settings import DataConfig, TableConfig
 from realm.documents.sources import files_of
@@ -183,8 +184,7 @@ class TablePlan:
             files_of(source)
         for file in (*self.data.train, *self.data.dev, *self.data.tests.values()):
             read_questions(file)
-        if self.reads_first:
-            self._stage(FinetuneConfig, "finetune", self.reading_settings)
+        self._check_trained()
         every, steps = self.pretrain.refresh.every, self.pretrain.steps
         stale = [STARTS[name].stale for name in self.starts() if STARTS[name].stale > 1]
         if any(not every or factor * every >= steps for factor in stale):
@@ -194,19 +194,54 @@ class TablePlan:
                 "pretrain.refresh.every (0 means never), or leave out the row stale"
             )
 
+    def _check_trained(self) -> None:
+        """Reads the settings of each start, reader and row, because the settings of a row may not fit those of the preset.
+
+        Raises:
+            InputError: a start, a reader or a row cannot be trained with its settings.
+        """
+        trained: list[tuple[str, str, tuple[str, ...]]] = [
+            (f"the model {start}", STARTS[start].made_by, self.start_settings(start, seed))
+            for start in self.starts()
+            for seed in self.seeds_of(start)
+        ]
+        for seed in self.config.seeds[: self.config.answer_seeds]:
+            if self.reads_first:
+                trained.append(("data.reading", "finetune", self.reading_settings(seed)))
+            trained += [
+                (
+                    f"the row {name}",
+                    f"baseline.{row.system}" if row.system else "finetune",
+                    row_settings(row, seed),
+                )
+                for name, row in self.rows().items()
+                if not row.of
+            ]
+        configs = self._configs()
+        for what, stage, settings in trained:
+            if stage in configs:  # nothing is trained for a published model or for the command `convert`
+                try:
+                    self._stage(configs[stage], stage, settings)
+                except InputError as error:
+                    raise InputError(f"{what}: {error}") from None
+
     def stages(self) -> dict[str, Any]:
         """A name in `STAGES`, or in `BASELINES` if a row needs it or a setting was changed -> all settings of this table.
 
         Raises:
             InputError: a setting cannot be used.
         """
+        return {name: self._stage(config, name) for name, config in self._configs().items()}
+
+    def _configs(self) -> dict[str, type[Any]]:
+        """A name in `STAGES`, or in `BASELINES` if a row needs it or a setting was changed -> class of its settings."""
         systems = {f"baseline.{row.system}" for row in self.rows().values() if row.system}
         configs = {
             name: module_of(name.partition(".")[2]).Config
             for name in BASELINES
             if name in {*systems, *self.changed}
         }
-        return {name: self._stage(config, name) for name, config in (STAGES | configs).items()}
+        return STAGES | configs
 
     @property
     def names(self) -> FieldNames:
@@ -340,9 +375,19 @@ class TablePlan:
     def predictions(self, name: str, seed: int, test: str) -> Path:
         return self.folder / "predictions" / f"{self.named(name, seed)}.{test}.jsonl"
 
-    @property
-    def reading_settings(self) -> tuple[str, ...]:
-        return (*READING_SETTINGS, *self.data.reading.settings)
+    def start_settings(self, name: str, seed: int) -> tuple[str, ...]:
+        """Settings of the command that makes a start."""
+        start = self.start(name)
+        settings = (*start.settings, f"seed={seed}") if self.has_seeds(name) else start.settings
+        if start.made_by == "pretrain" and start.stale > 1:
+            settings += (f"refresh.every={self.pretrain.refresh.every * start.stale}",)
+        if start.made_by == "pretrain" and self.pretrain.passage_encoder == "frozen":
+            settings += (f"states={self.start_model(name, seed).parent / 'states'}",)
+        return settings
+
+    def reading_settings(self, seed: int) -> tuple[str, ...]:
+        """Settings of the command that trains readers on the questions of `data.reading`."""
+        return (*READING_SETTINGS, *self.data.reading.settings, f"seed={seed}")
 
     def probed(self) -> list[str]:
         """The starts that are measured on masked facts: all except a published model, which has another knowledge base."""

@@ -96,6 +96,11 @@ class Row(NamedTuple):
     """Method of retrieval for answers; empty: the default method of the trained model."""
 
 
+def row_settings(row: Row, seed: int) -> tuple[str, ...]:
+    """Settings of the command that trains a row with a seed."""
+    return (*row.settings, f"seed={seed}")
+
+
 def _named_as_starts(*starts: str) -> dict[str, Row]:
     """Rows with the names and the labels of their starts."""
     return {name: Row(STARTS[name].label, start=name) for name in starts}

@@ -122,6 +122,43 @@ def test_a_wrong_setting_of_a_stage_is_refused_before_the_first_stage(
     assert not (tmp_path / "t").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "setting", "problem"),
+    [
+        (
+            "compare",
+            "finetune.update_passages=true",
+            "the row bm25-reader: --set [finetune]: update_passages",
+        ),
+        (
+            "compare",
+            "finetune.objective=mixture",
+            'the row bm25-reader: --set [finetune]: objective "mixture"',
+        ),
+        (
+            "compare",
+            "finetune.retrieval_score=false",
+            'the row realm-mixture: --set [finetune]: objective "mix',
+        ),
+        (
+            "ablate",
+            "pretrain.candidates=3",
+            "the model bm25-candidates: --set [pretrain]: injected + bm25 is 3",
+        ),
+        ("ablate", "seeds=[0, -1]", "the model ict: --set [ict]: seed is -1"),
+    ],
+)
+def test_settings_that_do_not_fit_those_of_a_row_are_refused_before_the_first_stage(
+    command, setting, problem, tmp_path, capsys
+) -> None:
+    rows = ["--rows", "bm25-candidates"] if "candidates" in setting else []
+    words = [command, "tables-tiny", *rows, "--dir", str(tmp_path / "t"), "--set", setting]
+    assert cli.main([*words, "--set", "data.text=[]"]) == 2
+    error = capsys.readouterr().err
+    assert problem in error and error.count("\n") == 1
+    assert not (tmp_path / "t").exists()
+
+
 def test_models_with_a_frozen_passage_encoder_share_the_states_of_passages() -> None:
     names = [name for name, start in STARTS.items() if start.made_by == "pretrain" and not start.other_text]
     for preset, shared in (("wikipedia-minilm", ["states=t/models/states"]), ("wikipedia", [])):
