@@ -385,6 +385,11 @@ class TablePlan:
             settings += (f"states={self.start_model(name, seed).parent / 'states'}",)
         return settings
 
+    @property
+    def reading_config(self) -> FinetuneConfig:
+        """The settings with which readers are trained on the questions of `data.reading`, with the first seed."""
+        return self._stage(FinetuneConfig, "finetune", self.reading_settings(self.config.seeds[0]))
+
     def reading_settings(self, seed: int) -> tuple[str, ...]:
         """Settings of the command that trains readers on the questions of `data.reading`."""
         return (*READING_SETTINGS, *self.data.reading.settings, f"seed={seed}")

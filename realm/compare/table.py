@@ -4,11 +4,11 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from realm import __version__
 from realm.compare import commands, layout, plots, results
@@ -23,7 +23,7 @@ from realm.compare.questions import (
     split_questions,
 )
 from realm.documents.reading import read_documents
-from realm.errors import InputError
+from realm.errors import InputError, shown
 from realm.files import read_json, write_json, write_json_lines
 from realm.keys import Lookup, key_of
 from realm.qa.question_files import Question, read_questions
@@ -31,6 +31,7 @@ from realm.stages.memory import PeakMemory
 from realm.stages.parallel import Chain, run_chains
 from realm.stages.runner import Record, run_stages
 from realm.store.knowledge_base import KnowledgeBase
+from realm.train.run_folder import plain
 
 
 def run(
@@ -119,8 +120,53 @@ class DataJson(TypedDict):
     """The setting `data.reading.corpus`, if a row with a reader was trained."""
     published: dict[str, str]
     """The settings of `data.published`."""
-    stage_settings: dict[str, list[str]]
-    """Settings of the stages that differ from the preset (`TablePlan.changed`)."""
+    settings: dict[str, Any]
+    """Name, such as pretrain.refresh.every -> value, of all settings of the stages (`TablePlan.stages`) except those in `FREE`.
+
+    The names that begin with data.reading.settings are all settings of the training of the readers."""
+
+
+FREE = (
+    "device",
+    "threads",
+    "engine",
+    "ray_address",
+    "cached_rows",
+    "shard_weights",
+    "log_every",
+    "checkpoint_seconds",
+    "tensorboard",
+    "commit_every",
+)
+"""Settings that can change in a folder, because they say only where and how a stage runs."""
+
+
+def _settings(plan: TablePlan) -> dict[str, Any]:
+    """The value of `DataJson.settings`."""
+    settings = {name: asdict(config) for name, config in plan.stages().items()}
+    if plan.reads_first:
+        settings["data.reading.settings"] = asdict(plan.reading_config)
+    return {name: value for name, value in _flat(plain(settings)) if name.rpartition(".")[2] not in FREE}
+
+
+def _flat(settings: Mapping[str, Any], table: str = "") -> Iterator[tuple[str, Any]]:
+    """Name, such as pretrain.refresh.every, and value of each setting in nested tables."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{table}{key}.")
+        else:
+            yield f"{table}{key}", value
+
+
+def _check_settings(plan: TablePlan, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises InputError if a setting differs. A setting that is new in a later version of realm is not compared, nor are the
+    settings of a system that the folder did not have before."""
+    for name, value in before.items():
+        if name in now and now[name] != value:
+            raise InputError(
+                f"{plan.folder} was made with other settings ({name} was {shown(value)} and is now {shown(now[name])}): use "
+                "another --dir"
+            )
 
 
 def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Question]]) -> DataJson:
@@ -146,7 +192,7 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
         "questions": {name: ordered_digest(questions) for name, questions in asked.items()},
         "reading": list(data.reading.corpus) if plan.trains_readers else [],
         "published": asdict(data.published),
-        "stage_settings": {name: list(settings) for name, settings in plan.changed.items()},
+        "settings": _settings(plan),
     }
     if file.exists():
         before: DataJson = read_json(file)
@@ -159,7 +205,6 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
                 "encoder",
                 "warm_start",
                 "first_seed",
-                "stage_settings",
             )
             if before[key] not in (now[key], [])
         ]
@@ -181,6 +226,8 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
             raise InputError(
                 f"{plan.folder} was made with other data ({', '.join(parts)}): use another --dir"
             )
+        _check_settings(plan, before["settings"], now["settings"])
+        now["settings"] = before["settings"] | now["settings"]
         now["questions"] = before["questions"] | now["questions"]
     return now
 

@@ -193,6 +193,14 @@ def test_a_test_that_asks_a_question_of_the_readers_is_not_added_to_a_folder(
     assert "was made with other questions (reading-train)" in capsys.readouterr().err
 
 
+def test_a_folder_is_not_continued_with_other_settings_of_the_readers(home, table, tmp_path, capsys) -> None:
+    folder, _ = table
+    words = reading_words(home, tmp_path, "--rows", *ROWS)
+    words = [word.replace("steps=3", "steps=4") for word in words]
+    assert cli.main(home.words("compare", folder, *words)) == 2
+    assert "(data.reading.settings.steps was 3 and is now 4)" in capsys.readouterr().err
+
+
 def test_a_folder_can_be_continued_with_rows_that_do_not_read(home, table) -> None:
     folder, _ = table
     before = json.loads((folder / "data.json").read_text())

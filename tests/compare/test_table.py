@@ -227,11 +227,22 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
         (f'data.train=["{other}"]', "train, dev"),
         ("data.train=[]", "train, dev"),
         ("seeds=[1]", "first_seed"),
-        ("pretrain.dropout=0.5", "stage_settings"),
     ):
         words = home.words("compare", home.table1, "--set", setting)
         assert cli.main(words) == 2
         assert f"table1 was made with other data ({part}): use another --dir" in capsys.readouterr().err
+    changed = tmp_path / "changed.toml"
+    preset = (home.folder / "tables.toml").read_text()
+    changed.write_text(preset.replace("queries = 8\n", "queries = 9\n"))
+    message = "was made with other settings (pretrain.health.queries was 8 and is now 9)"
+    words = home.words("compare", home.table1)
+    for more in (
+        [*words, "--set", "pretrain.health.queries=9"],
+        [words[0], str(changed), *words[2:]],
+    ):
+        assert cli.main(more) == 2
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
     reordered = tmp_path / "reordered.jsonl"
     lines = (home.folder / "spans.jsonl").read_text().splitlines(keepends=True)
     reordered.write_text("".join(lines[::-1]))
@@ -241,6 +252,15 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
     (tmp_path / "data.json").write_text(json.dumps(made))
     assert cli.main(home.words("compare", tmp_path)) == 2
     assert "was made with other data (train, dev): use another --dir" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_settings_of_where_a_stage_runs_can_change_in_a_folder(home, compared, tmp_path) -> None:
+    folder = tmp_path / "table1"
+    shutil.copytree(home.table1, folder)
+    words = home.words("compare", folder, "--set", "pretrain.device=cpu", "--set", "ict.checkpoint_seconds=3")
+    assert "\n$ realm" not in printed(*words)
+    assert (folder / "data.json").read_text() == (home.table1 / "data.json").read_text()
 
 
 def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
