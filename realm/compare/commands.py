@@ -180,6 +180,7 @@ def _retrieval(plan: TablePlan, start: str, seed: int, test: str, file: Path) ->
 def _answers(plan: TablePlan, name: str, seed: int, test: str, file: Path) -> Stage:
     """The stage that measures the answers of a row in a test."""
     row, model, out = plan.table[name], plan.row_model(name, seed), plan.report(name, seed, test)
+    predictions = plan.predictions(name, seed, test)
     argv = _command(
         plan,
         "evaluate",
@@ -187,11 +188,11 @@ def _answers(plan: TablePlan, name: str, seed: int, test: str, file: Path) -> St
         model=model,
         questions=file,
         out=out,
-        save_predictions=plan.predictions(name, seed, test),
+        save_predictions=predictions,
         **({"method": row.method} if row.method else {}),
     )
     called = f"evaluate {plan.named(name, seed)} {test}"
-    return Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True)
+    return Stage(MEASURING, called, argv, out, (manifest_of(model),), quiet=True, also_makes=predictions)
 
 
 def _probe(plan: TablePlan, model: Path, out: Path, **how: str) -> Stage:

@@ -8,7 +8,7 @@ Axis letters: S seeds, N questions.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict, cast
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def read(plan: TablePlan, made_by: MadeBy) -> TableJson:
         "rows": _rows(plan, tests),
         "starts": _starts(plan, tests),
         "curves": _curves(plan),
-        "masked_facts": read_json(plan.datastore / "report.json") if plan.predicts_spans else None,
+        "masked_facts": _read_knn(plan.datastore / "report.json") if plan.predicts_spans else None,
     }
 
 
@@ -427,6 +427,18 @@ def facts_of(plan: TablePlan) -> dict[str, FactsJson]:
         }
         for name, rank_SN in rank.items()
     }
+
+
+def _read_knn(file: Path) -> KnnJson:
+    """The report of kNN-LM.
+
+    Raises:
+        DamagedError: the file is not such a report.
+    """
+    found = read_json(file)
+    if not isinstance(found, dict) or not KnnJson.__required_keys__ <= found.keys():
+        raise DamagedError(f"{file} is not a report of `realm knn`: remove it, and make the table again")
+    return cast(KnnJson, found)
 
 
 def _curves(plan: TablePlan) -> dict[str, list[list[tuple[int, float]]]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from realm import __version__
 from realm.compare import commands, layout, plots, results
@@ -23,7 +23,7 @@ from realm.compare.questions import (
     split_questions,
 )
 from realm.documents.reading import read_documents
-from realm.errors import InputError, shown
+from realm.errors import DamagedError, InputError, shown
 from realm.files import read_json, write_json, write_json_lines
 from realm.keys import Lookup, key_of
 from realm.qa.question_files import Question, read_questions
@@ -195,7 +195,7 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
         "settings": _settings(plan),
     }
     if file.exists():
-        before: DataJson = read_json(file)
+        before = _read_data(file)
         parts = [
             key
             for key in (
@@ -220,7 +220,7 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
             (asked_before[READING], before["reading"]) != (now["questions"][READING], now["reading"])
         ):
             parts.append(READING)
-        if before["published"]["checkpoint"] and before["published"] != now["published"]:
+        if before["published"].get("checkpoint") and before["published"] != now["published"]:
             parts.append("published")
         if parts:
             raise InputError(
@@ -230,6 +230,24 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
         now["settings"] = before["settings"] | now["settings"]
         now["questions"] = before["questions"] | now["questions"]
     return now
+
+
+def _read_data(file: Path) -> DataJson:
+    """The content of data.json.
+
+    Raises:
+        DamagedError: the file is damaged, or of an earlier version of realm.
+    """
+    saved = read_json(file)
+    if (
+        not isinstance(saved, dict)
+        or saved.keys() != DataJson.__required_keys__
+        or not all(isinstance(saved[key], dict) for key in ("questions", "published", "settings"))
+    ):
+        raise DamagedError(
+            f"{file} is damaged, or was written by another version of realm: put the file back, or use another --dir"
+        )
+    return cast(DataJson, saved)
 
 
 def _write_documents(plan: TablePlan) -> None:

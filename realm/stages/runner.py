@@ -1,6 +1,5 @@
 """Runs the stages of a demo: prints each section and command, skips stages that are done, and records time and memory."""
 
-import json
 import shlex
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from realm import __version__
+from realm.errors import DamagedError
 from realm.files import read_json, write_json
 from realm.qa.scoring.tables import paragraph
 from realm.stages.memory import PeakMemory
@@ -40,12 +40,16 @@ class Stage(NamedTuple):
     """Line to print after the command."""
     once: bool = False
     """True: the stage is skipped if stages.json lists the stage as done. For commands that change a shared folder."""
+    also_makes: Path | None = None
+    """Further file that the command makes. If this file does not exist, the stage runs again."""
     keeps: Path | None = None
     """A file that the command writes and a later stage overwrites. The file is copied to `makes`."""
 
     def is_done(self) -> bool:
-        """Whether `makes` exists and is not older than any file of `measures`."""
+        """Whether all files that the command makes exist, and `makes` is not older than any file of `measures`."""
         if self.makes is None or not self.makes.exists():
+            return False
+        if self.also_makes is not None and not self.also_makes.exists():
             return False
         made = self.makes.stat().st_mtime
         return all(path.stat().st_mtime <= made for path in self.measures)
@@ -148,6 +152,25 @@ class Costs(TypedDict):
     peak_memory_mb: float
 
 
+def _read_costs(file: Path) -> Costs:
+    """The content of stages.json.
+
+    Raises:
+        DamagedError: the file is damaged.
+    """
+    saved = read_json(file)
+    try:
+        costs: Costs = {"stages": saved["stages"], "peak_memory_mb": float(saved["peak_memory_mb"])}
+        for spent in costs["stages"].values():
+            if not Spent.__required_keys__ <= spent.keys() or not isinstance(spent["seconds"], int | float):
+                raise TypeError
+        return costs
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DamagedError(
+            f"{file} is damaged: put the file back, or remove it (the times of the finished stages are then lost)"
+        ) from None
+
+
 class Record:
     """The cost of each stage, stored in a file, so that the costs of an interrupted demo are added up."""
 
@@ -157,7 +180,7 @@ class Record:
         self._stages: dict[str, Spent] = {}
         self._memory_before, self._ran = 0.0, False
         if file.exists():
-            saved = json.loads(file.read_text(encoding="utf-8"))
+            saved = _read_costs(file)
             self._stages, self._memory_before = saved["stages"], saved["peak_memory_mb"]
 
     @contextmanager

@@ -397,6 +397,42 @@ def test_masked_facts_of_other_settings_are_not_compared(home, ablated, tmp_path
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_a_damaged_file_of_a_table_is_one_line(home, compared, tmp_path, capsys) -> None:
+    folder = tmp_path / "table1"
+    shutil.copytree(home.table1, folder)
+    short = json.dumps({"outcomes": [{"id": "1", "correct": True, "f1": 1.0, "rank": 1}]})
+    for name, contents in {
+        "data.json": ("[]", "{}", "{", '{"questions": 1}'),
+        "stages.json": ("[]", "{"),
+        "reports/orqa.spans.json": ("{}", '{"outcomes": [1]}', short),
+        "reports/retrieval-bm25.spans.json": ("[]", short),
+        "reports/probe-realm.json": ("{}", short),
+        "datastore/report.json": ("{}",),
+    }.items():
+        file = folder / name
+        kept = file.read_text()
+        for content in contents:
+            file.write_text(content)
+            capsys.readouterr()
+            assert cli.main(home.words("compare", folder)) == 2, (name, content)
+            error = capsys.readouterr().err
+            assert str(file) in error and error.count("\n") == 1, error
+        file.write_text(kept)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_row_whose_predictions_were_removed_answers_again(home, compared, tmp_path) -> None:
+    folder = tmp_path / "table1"
+    shutil.copytree(home.table1, folder)
+    file = folder / "predictions" / "bm25-reader.spans.jsonl"
+    lines = read_lines(file)
+    file.unlink()
+    text = printed(*home.words("compare", folder))
+    assert text.count("\n$ realm") == 1
+    assert [one["answer"] for one in read_lines(file)] == [one["answer"] for one in lines]
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_check_of_some_rows_compares_only_these_rows(home, compared, tmp_path, capsys) -> None:
     folder = tmp_path / "table1"
     shutil.copytree(home.table1, folder)

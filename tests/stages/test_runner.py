@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from realm.errors import DamagedError
 from realm.stages.memory import PeakMemory, together_mb
 from realm.stages.runner import Record, Section, Stage, run_stages
 
@@ -58,6 +59,23 @@ def test_a_measurement_is_due_again_when_what_it_measures_is_newer(tmp_path: Pat
     assert stage.is_done()
     os.utime(outcome, (1, 1))
     assert not stage.is_done()
+
+
+def test_a_stage_that_lacks_one_of_its_files_is_run_again(tmp_path: Path) -> None:
+    stage = stage_that_makes(tmp_path / "report", also_makes=tmp_path / "predictions")
+    (tmp_path / "report").touch()
+    assert not stage.is_done()
+    (tmp_path / "predictions").touch()
+    assert stage.is_done()
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"stages": {"a": 1}, "peak_memory_mb": 1}', '{"stages": {"a": {}}}']
+)
+def test_a_damaged_record_of_stages_is_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text(content)
+    with pytest.raises(DamagedError, match=r"stages\.json is damaged"):
+        Record(tmp_path / "stages.json", PeakMemory())
 
 
 def test_a_report_that_the_table_replaces_is_not_shown(
