@@ -12,6 +12,7 @@ Axis letters: B rows, T passage words, J question words, E embedding, F features
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from realm.errors import InputError
 from realm.files import read_json, write_json
 from realm.keys import Lookup, key_of
-from realm.model.device import DeviceConfig, Precision, autocast, choose_device
+from realm.model.device import DeviceConfig, Precision, autocast, choose_device, multiplies_bf16
 from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
@@ -150,15 +151,21 @@ class StackedLstm(nn.Module):
         self.dropout = nn.Dropout(0.0)
 
     def forward(self, input_BTE: Tensor, mask_BT: Tensor) -> Tensor:
-        """States -> [B, T, 2 * layers * hidden]; the states of padding are 0."""
+        """States -> [B, T, 2 * layers * hidden]; the states of padding are 0.
+
+        On a CPU without bf16 instructions, the LSTMs are in float32, because torch has no bf16 LSTM for such a CPU.
+        """
         lengths = mask_BT.sum(dim=1).cpu()
         states, found = input_BTE, []
-        for layer in self.layers:
-            packed = pack_padded_sequence(
-                self.dropout(states), lengths, batch_first=True, enforce_sorted=False
-            )
-            states, _ = pad_packed_sequence(layer(packed)[0], batch_first=True, total_length=mask_BT.shape[1])
-            found.append(states)
+        device = input_BTE.device.type
+        with nullcontext() if multiplies_bf16(device) else torch.autocast(device, enabled=False):
+            for layer in self.layers:
+                packed = pack_padded_sequence(
+                    self.dropout(states), lengths, batch_first=True, enforce_sorted=False
+                )
+                output, _ = layer(packed)
+                states, _ = pad_packed_sequence(output, batch_first=True, total_length=mask_BT.shape[1])
+                found.append(states)
         return torch.cat(found, dim=2)
 
 
