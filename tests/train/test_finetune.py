@@ -106,11 +106,14 @@ def test_best_model_by_dev_exact_match_is_kept(tiny_kb, tiny_model_folder, tmp_p
     """Step 3 scores best; what comes after it is not in the result."""
     scores = iter([10.0, 30.0, 20.0])
 
-    class Report:
-        def as_dict(self):
+    class Asked:
+        def report(self, *_: object) -> "Asked":
+            return self
+
+        def as_dict(self) -> dict[str, object]:
             return {"em": next(scores), "f1": 0.0, "recall": {"5": 0.0}}
 
-    monkeypatch.setattr(finetune, "evaluate", lambda *_: Report())
+    monkeypatch.setattr(finetune, "ask", lambda *_: Asked())
     # three steps of the six by themselves: the schedule is the same without decay
     six = train(tiny_kb, tmp_path / "six", tiny_model_folder, "decay=false")
     three = train(tiny_kb, tmp_path / "three", tiny_model_folder, "decay=false", "steps=3", dev=[])

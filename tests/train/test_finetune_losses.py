@@ -427,14 +427,14 @@ def test_what_trains_and_what_is_asked_on_dev_questions_is_what_an_answer_reads(
 ) -> None:
     """A step reads, of each question, the passages that `realm answer --method` reads, in their order."""
     read, judged = [], []
-    rows, looked = Examples.rows, finetune.evaluate
+    rows, looked = Examples.rows, finetune.ask
 
     def note(examples: Examples, reader: SpanReader, batch: np.ndarray, number_BK: np.ndarray):
         read.append((batch, number_BK))
         return rows(examples, reader, batch, number_BK)
 
     monkeypatch.setattr(Examples, "rows", note)
-    monkeypatch.setattr(finetune, "evaluate", lambda *asked: judged.append(asked[0].method) or looked(*asked))
+    monkeypatch.setattr(finetune, "ask", lambda *asked: judged.append(asked[0].method) or looked(*asked))
     asked = [*TRAIN[:3], Question("x", "xyzzy?", ("Ouse",))]  # no passage has a word of the last one
     config = settings(f"method={method}", "steps=1", "batch_size=4", "read=3", "retrieved=28", "dropout=0")
     out = finetune.train(tiny_kb, tmp_path / "out", config, str(tiny_model_folder), asked, DEV)

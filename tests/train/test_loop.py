@@ -84,20 +84,6 @@ def test_run_does_not_go_on_in_another_precision(tiny_model_folder, tmp_path, mo
     assert json.loads((out / "realm.json").read_text())["stages"][-1]["precision"] == "fp32"
 
 
-def test_run_of_a_version_that_knew_fewer_settings_goes_on_with_their_defaults(
-    tiny_model_folder, tmp_path
-) -> None:
-    out, file = tmp_path / "out", tmp_path / "out.training" / "settings.json"
-    with pytest.raises(KeyboardInterrupt):
-        train(load_model(tiny_model_folder), out, config(decay=False), before_update=at(4, stop))
-    saved = json.loads(file.read_text())
-    file.write_text(json.dumps({k: v for k, v in saved.items() if k not in ("decay", "data")}))
-    with pytest.raises(RealmError, match=r"other settings \(decay\)"):
-        train(load_model(tiny_model_folder), out, config(decay=False))
-    file.write_text(json.dumps({k: v for k, v in saved.items() if k not in ("cached_rows", "data")}))
-    train(load_model(tiny_model_folder), out, config(decay=False))
-
-
 def test_run_with_other_settings_does_not_go_on(tiny_model_folder, tmp_path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
