@@ -115,7 +115,7 @@ class FreshnessWatch(HealthWatch):
     """Steps between two measurements."""
 
     def after_step(self, built: IndexVersion | None, current: IndexVersion) -> IndexVersion:
-        if self.run.step % self.every == 0:
+        if self.run.step % self.every == 0 and self.queries:
             with self.run.autocast():
                 vectors_ND = embed_passages(self.model, self.kb.tokens, np.arange(len(self.kb)))
             fresh = IndexVersion(MipsIndex(vectors_ND, self.model.device), number=0, step=self.run.step)

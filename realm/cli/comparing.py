@@ -218,7 +218,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
     plan = TablePlan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)
     if args.diff:
         if given := given_flags(args, "json", "check", "rows"):
-            raise InputError(f"--diff only prints answers of an earlier run: leave out {', '.join(given)}")
+            raise InputError(f"--diff runs no stage: leave out {', '.join(given)}")
         for line in checks.disagreements(plan, *args.diff):
             print(for_terminal(line))
         return

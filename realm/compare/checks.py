@@ -123,7 +123,9 @@ def disagreements(plan: TablePlan, one: str, other: str, most: int = 20) -> list
             answers[name] = [prediction.answer for prediction in found]
         tested = difference(paired_difference(correct[one], correct[other], 1))
         em = [f"{percent(correct[name].mean()):.1f} % ({plan.table[name].label})" for name in (one, other)]
-        shown.append(f"{test}: exact match {em[0]} and {em[1]}, difference in points {tested}")
+        shown.append(
+            f"{test}: exact match {em[0]} and {em[1]}, difference in points (first minus second) {tested}"
+        )
         for right, wrong in ((one, other), (other, one)):
             places = np.flatnonzero(correct[right][0] & ~correct[wrong][0])
             shown.append(

@@ -13,7 +13,7 @@ from realm.compare.sections import CORPUS, MEASURING, QUESTIONS, READERS, ROWS, 
 from realm.model.manifest import MANIFEST, read_manifest
 from realm.stages.parallel import Chain
 from realm.stages.runner import Section, Stage
-from realm.store.vectors import first_commit_of
+from realm.store.vectors import first_commit_of, folder_of
 from realm.systems.system import SYSTEM, is_system
 
 
@@ -206,9 +206,10 @@ def _build(plan: TablePlan, kb: Path, tokenizer: str | Path) -> tuple[str, ...]:
 
 
 def _index(plan: TablePlan, kb: Path, model: Path, section: Section, name: str) -> Stage:
-    makes = first_commit_of(kb, read_manifest(model)["passage_fingerprint"])
+    fingerprint = read_manifest(model)["passage_fingerprint"]
     argv = _command(plan, "index", kb=kb, model=model)
-    return Stage(section, name, argv, makes, quiet=True)
+    done = first_commit_of(kb, fingerprint)
+    return Stage(section, name, argv, folder_of(kb, fingerprint), quiet=True, also_makes=done)
 
 
 def _command(plan: TablePlan, verb: str, *settings: str, **flags: str | Path) -> tuple[str, ...]:

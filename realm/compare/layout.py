@@ -125,8 +125,8 @@ def _facts_table(measured: dict[str, FactsJson]) -> list[list[str]]:
 
 
 def _each_seed(one: Retrieved) -> str:
-    """Recall@5 of each seed; a dash if the seeds do not differ, or in a report of an earlier version."""
-    return " / ".join(f"{share:.1f}" for share in differing(one.get("recall_5_by_seed", []))) or DASH
+    """Recall@5 of each seed; a dash if the seeds do not differ."""
+    return " / ".join(f"{share:.1f}" for share in differing(one["recall_5_by_seed"])) or DASH
 
 
 def differing(values: list[float]) -> list[float]:

@@ -52,9 +52,13 @@ def contents(questions: Sequence[Question]) -> list[tuple[Any, ...]]:
     return [(one.question, one.answers, one.regex, one.document_id) for one in questions]
 
 
-def ordered_digest(questions: Sequence[Question]) -> str:
-    """Digest of `contents`. It depends on the order of the questions, unlike the digest of a published set."""
-    return hashlib.sha256(repr(contents(questions)).encode()).hexdigest()[:32]
+def ordered_digest(questions: Sequence[Question], of_a_file: bool) -> str:
+    """Digest of `contents`, and of the ids if the questions are those `of_a_file`, by which its reports are read.
+
+    It depends on the order of the questions, unlike the digest of a published set.
+    """
+    ids = [question.id for question in questions] if of_a_file else []
+    return hashlib.sha256(repr((contents(questions), ids)).encode()).hexdigest()[:32]
 
 
 def is_dev(question: str) -> bool:

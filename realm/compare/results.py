@@ -130,7 +130,7 @@ class MadeBy(TypedDict):
     """Commit of the checkout of realm, with "-dirty" if files differ from the commit; None for an installed package."""
     stages_by: list[str]
     """The different versions, with their commits, that finished the stages in the folder, also in earlier calls. A report of an
-    earlier version has no such key."""
+    report in docs/tables can lack this key."""
     preset: str | None
     jobs: int
     """Number of commands that could run at the same time, on which the times depend."""
@@ -140,7 +140,7 @@ class MadeBy(TypedDict):
     """The settings of [compare] or [ablate]. The key "data" has those of [data]. Keys such as "pretrain" have the settings of a
     stage that were changed with --set."""
     stages: dict[str, dict[str, Any]]
-    """Table of the preset, such as "pretrain" -> all settings of its stage. A report of an earlier version has no such key."""
+    """Table of the preset, such as "pretrain" -> all settings of its stage. A report in docs/tables can lack this key."""
     passages: int
     corpus: str
     """Fingerprint of the knowledge base."""
@@ -159,7 +159,7 @@ class TableJson(TypedDict):
     starts: dict[str, StartJson]
     curves: dict[str, list[list[tuple[int, float]]]]
     """Start that `realm pretrain` trained -> for each seed, training steps, and the recall@5 of the index after these steps.
-    The masked facts are those that the training measures. A report of an earlier version has no curves."""
+    The masked facts are those that the training measures. A report in docs/tables can lack the curves."""
     masked_facts: KnnJson | None
     """Results of kNN-LM and REALM on masked facts; None in a table without the start realm."""
 
@@ -226,8 +226,8 @@ def outcomes(files: Sequence[Path], key: str, questions: Sequence[Question]) -> 
         found = outcomes_of(file, "id", key)
         if [one for one, _ in found] != ids:
             raise InputError(
-                f"{file} has no outcome for each of the {counted(len(ids), 'question')} of the test, with its id and in its "
-                "place: remove it, and make the table again"
+                f"{file} does not have the outcomes of the {counted(len(ids), 'question')} of the test, in their order: remove "
+                "it, and make the table again"
             )
         value_SN.append([value for _, value in found])
     return np.array(value_SN)
@@ -414,8 +414,8 @@ def facts_of(plan: TablePlan) -> dict[str, FactsJson]:
     }
     if len({tuple(passage for passage, _ in seed) for seeds in found.values() for seed in seeds}) > 1:
         raise InputError(
-            f"the files {plan.folder / 'reports' / 'probe-*.json'} are about different masked facts, because [probe] of the "
-            "preset was changed: remove these files, and repeat the command"
+            f"the files {plan.folder / 'reports' / 'probe-*.json'} are about different masked facts: remove these files, and "
+            "repeat the command"
         )
     rank = {name: np.array([[one for _, one in seed] for seed in seeds]) for name, seeds in found.items()}
     return {
@@ -454,14 +454,19 @@ def _curve(metrics: Path) -> list[tuple[int, float]]:
     """The steps of the measured index versions, each with its recall@5; empty if there are none."""
     if not metrics.exists():
         return []
-    rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
-    return [(row["index_step"], row["probe_recall_5"]) for row in rows if "probe_recall_5" in row]
+    try:
+        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+        return [(row["index_step"], row["probe_recall_5"]) for row in rows if "probe_recall_5" in row]
+    except (KeyError, TypeError, ValueError):
+        raise DamagedError(
+            f"{metrics} is damaged: remove it (the table then has no curve of this model), and make the table again"
+        ) from None
 
 
 def measured_facts(report: TableJson) -> dict[str, FactsJson]:
     """BM25 or start -> retrieval for masked facts, without the starts that were not measured.
 
-    A report of an earlier version has no masked facts.
+    A report in docs/tables can lack them.
     """
     facts = {name: start.get("facts") for name, start in report["starts"].items()}
     return {name: one for name, one in facts.items() if one is not None}

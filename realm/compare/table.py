@@ -165,7 +165,7 @@ def _check_settings(plan: TablePlan, before: Mapping[str, Any], now: Mapping[str
         if name in now and now[name] != value:
             raise InputError(
                 f"{plan.folder} was made with other settings ({name} was {shown(value)} and is now {shown(now[name])}): use "
-                "another --dir"
+                "another --dir, into which you can copy the knowledge bases and models that stay the same"
             )
 
 
@@ -189,7 +189,9 @@ def _data(plan: TablePlan, split: Split | None, reading: Sequence[tuple[str, Que
         "encoder": data.encoder,
         "warm_start": data.warm_start,
         "first_seed": plan.config.seeds[0],
-        "questions": {name: ordered_digest(questions) for name, questions in asked.items()},
+        "questions": {
+            name: ordered_digest(questions, name in data.tests) for name, questions in asked.items()
+        },
         "reading": list(data.reading.corpus) if plan.trains_readers else [],
         "published": asdict(data.published),
         "settings": _settings(plan),
@@ -236,7 +238,7 @@ def _read_data(file: Path) -> DataJson:
     """The content of data.json.
 
     Raises:
-        DamagedError: the file is damaged, or of an earlier version of realm.
+        DamagedError: the file is damaged, or of another version of realm.
     """
     saved = read_json(file)
     if (

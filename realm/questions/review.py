@@ -31,7 +31,7 @@ class ReviewJson(TypedDict):
 
 
 ORIGINAL = "original"
-"""Key of the text that a question had before the review. Lines of an earlier version have no such key."""
+"""Key of the text that a question had before the review."""
 
 
 class _Decision(NamedTuple):
@@ -62,7 +62,7 @@ class Review:
                     f"{out} has the question {line['id']!r}, which is not among the questions to review: give another --out"
                 )
             text = self._text[line["id"]]
-            if (original := line.get(ORIGINAL, text)) != text:
+            if (original := line.get(ORIGINAL, line.get("question"))) != text:
                 raise InputError(
                     f"{out} has a decision about the question {shown(original)}, but the question {line['id']!r} to review "
                     f"is {shown(text)}: give another --out"

@@ -32,19 +32,20 @@ def computed(
     found = _loaded(folder, load)
     if found is not None:
         return found
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with one_writer(version.parent):
-            found = _loaded(folder, load)  # another process may have written the files during the wait
-            if found is not None:
-                return found
-            made = make()
-            with contextlib.suppress(OSError):
-                _write(folder, version, made, save)
-            found = _loaded(folder, load)
-            return made if found is None else found
-    except (OSError, WriteFailed):
-        return make()
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(one_writer(version.parent))
+        except (OSError, WriteFailed):
+            return make()
+        found = _loaded(folder, load)  # another process may have written the files during the wait
+        if found is not None:
+            return found
+        made = make()
+        with contextlib.suppress(OSError, WriteFailed):
+            _write(folder, version, made, save)
+        found = _loaded(folder, load)
+        return made if found is None else found
 
 
 def _loaded(folder: Path, load: Callable[[Path], T]) -> T | None:

@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, NotRequired, TypedDict, cast
+from typing import Literal, NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -84,10 +84,10 @@ class Predicted(TypedDict):
 
     span_accuracy: float
     """Percentage of spans of which all wordpieces were predicted."""
-    span_accuracy_ci95: NotRequired[list[float]]
-    """95 % interval of `span_accuracy`. A report of an earlier version has no such key."""
-    less: NotRequired[PairedDifference | None]
-    """Span accuracy of REALM minus this one; None for REALM. A report of an earlier version has no such key."""
+    span_accuracy_ci95: list[float]
+    """95 % interval of `span_accuracy`."""
+    less: PairedDifference | None
+    """Span accuracy of REALM minus this one; None for REALM."""
     nats: float
     """Mean negative log-likelihood per wordpiece."""
 
@@ -431,10 +431,9 @@ def table(report: KnnJson) -> list[list[str]]:
     rows = [[f"{report['n']:,} masked facts", *heading]]
     for label, key in named:
         one: Predicted = report[key]  # type: ignore[literal-required]
-        interval, less = one.get("span_accuracy_ci95"), one.get("less")
-        known = "" if interval is None else f" ({interval[0]:.1f}-{interval[1]:.1f})"
-        minus = "-" if less is None else difference(less)
-        rows.append([label, f"{one['span_accuracy']:.1f}{known}", minus, f"{one['nats']:.3f}"])
+        low, high = one["span_accuracy_ci95"]
+        less = "-" if one["less"] is None else difference(one["less"])
+        rows.append([label, f"{one['span_accuracy']:.1f} ({low:.1f}-{high:.1f})", less, f"{one['nats']:.3f}"])
     return rows
 
 

@@ -248,6 +248,10 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
     reordered.write_text("".join(lines[::-1]))
     assert cli.main(home.words("compare", home.table1, "--set", f"data.tests.spans={reordered}")) == 2
     assert "was made with other data (spans)" in capsys.readouterr().err
+    named = [json.dumps({**json.loads(line), "id": f"n{place}"}) + "\n" for place, line in enumerate(lines)]
+    reordered.write_text("".join(named))  # the same questions in the same order, with other ids
+    assert cli.main(home.words("compare", home.table1, "--set", f"data.tests.spans={reordered}")) == 2
+    assert "was made with other data (spans)" in capsys.readouterr().err
     made = json.loads((home.table1 / "data.json").read_text()) | {"questions": {}}
     (tmp_path / "data.json").write_text(json.dumps(made))
     assert cli.main(home.words("compare", tmp_path)) == 2
@@ -380,7 +384,7 @@ def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) ->
     assert "masked facts, knn_lm, spans" in capsys.readouterr().err
     other = copy.deepcopy(compared)
     for start in other["starts"].values():
-        del start["facts"]  # as in a report of an earlier version
+        del start["facts"]  # as in some reports in docs/tables
     (home.folder / "other.json").write_text(json.dumps(other))
     assert cli.main([*words, "--check", str(home.folder / "other.json")]) == 0
 
@@ -408,6 +412,7 @@ def test_a_damaged_file_of_a_table_is_one_line(home, compared, tmp_path, capsys)
         "reports/retrieval-bm25.spans.json": ("[]", short),
         "reports/probe-realm.json": ("{}", short),
         "datastore/report.json": ("{}",),
+        "models/realm/metrics.jsonl": ('{"probe_recall_5": 1.0}', '{"step'),
     }.items():
         file = folder / name
         kept = file.read_text()
@@ -487,7 +492,7 @@ def test_a_diff_tests_the_difference_and_names_questions_that_only_one_row_answe
         realm = compared["rows"]["realm"]["tests"][test]["all"]["em"]
         tested = f"{less['points']:+.1f} ({less['low']:+.1f} to {less['high']:+.1f}) p {p_value(less['p'])}"
         both = f"exact match {realm:.1f} % (REALM, X = Z) and {em:.1f} % ({label})"
-        assert f"{test}: {both}, difference in points {tested}" in text
+        assert f"{test}: {both}, difference in points (first minus second) {tested}" in text
         assert f"{test}: REALM, X = Z is right and {label} is wrong for {less['only_a']} question" in text
         assert f"{test}: {label} is right and REALM, X = Z is wrong for {less['only_b']} question" in text
     assert any(rows[other][test]["less"]["points"] for test in TESTS)

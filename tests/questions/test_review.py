@@ -129,16 +129,6 @@ def test_decisions_about_the_questions_of_another_file_are_not_used(
     assert err.count("\n") == 1 and out.read_text() == before
 
 
-def test_decisions_of_an_earlier_version_without_the_original_text_are_kept(
-    home, tmp_path, monkeypatch, capsys
-) -> None:
-    made, out = read_questions(home / "made.jsonl"), tmp_path / "reviewed.jsonl"
-    corrected = made[0]._replace(question="who keeps bees?")
-    out.write_text(json.dumps(corrected.to_json()) + "\n")
-    review(home, out, "q\n", monkeypatch)
-    assert json.loads(capsys.readouterr().out)["left"] == len(made) - 1
-
-
 @pytest.mark.parametrize(("reviewed", "out"), [("q", "q"), ("q", "./link"), ("q.rejected", "q")])
 def test_the_questions_to_review_are_not_overwritten_or_taken_for_decisions(
     home, tmp_path, monkeypatch, capsys, reviewed, out

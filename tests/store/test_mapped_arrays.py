@@ -100,6 +100,18 @@ def test_arrays_stay_in_memory_if_the_files_cannot_be_written(own_kb, two_ranks)
     assert len(SpanIndex(tokens).passages(np.array([-1], dtype=np.int32))) == 0
 
 
+def test_arrays_that_cannot_be_computed_are_computed_only_once(tmp_path: Path) -> None:
+    made = []
+
+    def make() -> dict[str, np.ndarray]:
+        made.append(1)
+        raise OSError("the passages cannot be read")
+
+    with pytest.raises(OSError, match="cannot be read"):
+        mapped_arrays(tmp_path / "1" / "a", make)
+    assert len(made) == 1
+
+
 def test_only_one_of_several_processes_computes_the_arrays(tmp_path: Path) -> None:
     made = []
 

@@ -305,8 +305,6 @@ def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_fold
     assert cli.main([*words, "--set", "device=cpu"]) == 0
     shown = capsys.readouterr().out
     assert "kNN-LM" in shown and "REALM minus row" in shown
-    earlier = dict(report, model={"span_accuracy": 1.0, "nats": 2.0})  # a report of an earlier version
-    assert knn_lm.table(earlier)[1] == ["the model alone", "1.0", "-", "2.000"]
 
 
 def test_a_span_is_predicted_if_all_its_wordpieces_are(queries) -> None:

@@ -15,7 +15,7 @@ from realm.demo.stages import SENTENCE
 from realm.errors import InputError
 from realm.model.manifest import last_record, read_manifest
 from realm.stages.runner import Section, Stage
-from realm.store.vectors import first_commit_of
+from realm.store.vectors import first_commit_of, folder_of
 
 Control = Literal["ict-same-seconds", "shuffled", "entity"]
 
@@ -223,9 +223,14 @@ class DemoRun:
         return Stage(section, f"{verb} {makes.name}", self._command(verb, *words, **flags, out=makes), makes)
 
     def _index(self, section: Section, model: Path) -> Stage:
-        makes = first_commit_of(self.kb, read_manifest(model)["passage_fingerprint"])
+        fingerprint = read_manifest(model)["passage_fingerprint"]
         return Stage(
-            section, f"index {model.name}", self._command("index", kb=self.kb, model=model), makes, quiet=True
+            section,
+            f"index {model.name}",
+            self._command("index", kb=self.kb, model=model),
+            folder_of(self.kb, fingerprint),
+            quiet=True,
+            also_makes=first_commit_of(self.kb, fingerprint),
         )
 
     def _evaluate(self, name: str, model: Path, test: str, file: Path, **flags: str) -> Stage:

@@ -76,6 +76,8 @@ def cached_passage_states(
                 folder.mkdir(parents=True, exist_ok=True)
             with one_writer(folder, lambda: _log.info("%s: waiting for another run to end its work", folder)):
                 if not file.exists():
+                    for left in folder.glob(".states-*.tmp"):  # of a killed process
+                        left.unlink()
                     _save(_compute(kb, model, folder, name, precision), file)
         unfinished.forget(folder, name)
     distributed.barrier()
