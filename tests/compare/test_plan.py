@@ -28,12 +28,13 @@ def plan(table=TABLE_1, data: DataConfig | None = None, **settings: Any) -> Tabl
     return TablePlan(TableConfig(**settings), data or DataConfig(), None, Path("t"), table)
 
 
-def test_a_digest_changes_with_the_order_and_with_patterns_but_not_with_the_ids() -> None:
+def test_a_digest_changes_with_the_order_and_with_patterns_and_for_a_file_with_the_ids() -> None:
     asked = [Question(str(place), f"what is {place}?", ("x",)) for place in range(3)]
     named = [one._replace(id=f"q{one.id}") for one in asked]
-    assert ordered_digest(named) == ordered_digest(asked)
-    assert ordered_digest(asked[::-1]) != ordered_digest(asked)
-    assert ordered_digest([one._replace(regex=True) for one in asked]) != ordered_digest(asked)
+    assert ordered_digest(named, of_a_file=False) == ordered_digest(asked, of_a_file=False)
+    assert ordered_digest(named, of_a_file=True) != ordered_digest(asked, of_a_file=True)
+    for other in (asked[::-1], [one._replace(regex=True) for one in asked]):
+        assert ordered_digest(other, of_a_file=False) != ordered_digest(asked, of_a_file=False)
     assert digest_of(asked[::-1]) == digest_of(asked)
 
 
@@ -237,8 +238,16 @@ OUTCOMES = '{"outcomes": [{"id": "%s", "correct": %s}, {"id": "%s", "correct": %
 @pytest.mark.parametrize(
     ("broken", "content", "problem"),
     [
-        ("reports/orqa.made.json", OUTCOMES % ("0", "true", "0", "true"), "no outcome for each of the 2"),
-        ("reports/orqa.made.json", OUTCOMES % ("1", "true", "0", "false"), "no outcome for each of the 2"),
+        (
+            "reports/orqa.made.json",
+            OUTCOMES % ("0", "true", "0", "true"),
+            "does not have the outcomes of the 2",
+        ),
+        (
+            "reports/orqa.made.json",
+            OUTCOMES % ("1", "true", "0", "false"),
+            "does not have the outcomes of the 2",
+        ),
         ("reports/orqa.made.json", OUTCOMES % ("0", "1", "1", "0"), "no outcomes with id and correct"),
         ("reports/orqa.made.json", "[]", "no outcomes with id and correct"),
         ("reports/orqa.made.json", "{}", "no outcomes with id and correct"),
@@ -246,7 +255,7 @@ OUTCOMES = '{"outcomes": [{"id": "%s", "correct": %s}, {"id": "%s", "correct": %
         (
             "questions/test.jsonl",
             '{"id": "0", "question": "Who?", "answers": ["me"]}',
-            "no outcome for each of the 1 question of the test",
+            "does not have the outcomes of the 1 question of the test",
         ),
     ],
 )
