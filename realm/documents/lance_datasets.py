@@ -7,9 +7,9 @@ from pathlib import Path
 
 from realm.documents.remote import RemoteFolder, name_of, temporary_folder
 from realm.errors import InputError
+from realm.folders import VERSIONS
 
-EXTENSION, VERSIONS = ".lance", "_versions"
-"""Extension of a dataset, and the folder in it that gets a file with each change."""
+EXTENSION = ".lance"
 _PARTS = ("_transactions", VERSIONS)
 """Folders by which a dataset is known."""
 

@@ -17,11 +17,12 @@ from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadabl
 from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
-from realm.documents.lance_datasets import EXTENSION, VERSIONS, is_dataset, stat_of, with_datasets
+from realm.documents.lance_datasets import EXTENSION, is_dataset, stat_of, with_datasets
 from realm.documents.remote import SCHEMES, addresses_of, is_pattern, is_remote, name_of, public_address
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
+from realm.folders import VERSIONS
 from realm.keys import KeyTable
 
 

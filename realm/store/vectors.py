@@ -33,11 +33,10 @@ import pyarrow as pa
 from lance import LanceOperation
 
 from realm.errors import InputError, RealmError
-from realm.folders import TABLE_KEY, one_writer, remove
+from realm.folders import TABLE_KEY, VERSIONS, one_writer, remove
 from realm.keys import Lookup
 from realm.settings import config_from
 from realm.store.tables.table import (
-    VERSIONS,
     commit,
     newest_version,
     open_table,

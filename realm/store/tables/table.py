@@ -34,7 +34,7 @@ from lance.schema import LanceSchema
 
 from realm.errors import ConflictError, DamagedError, InputError, RealmError, WriteFailed, reason, writing
 from realm.folders import PASSAGES as PASSAGES
-from realm.folders import one_writer
+from realm.folders import VERSIONS, one_writer
 from realm.progress import progress
 from realm.store.tables.digests import changed_files, record, recorded_digests, refuse_damaged
 
@@ -45,8 +45,6 @@ TRIES = 5
 _COLUMN_BUFFER, _BUFFER = 8 << 20, 32 << 20
 """Most bytes of a column, and of all columns, that wait in memory until they fill a page of a data file. By default, Lance
 limits only the bytes of a column, and a table of passages has at least 20 columns."""
-VERSIONS = "_versions"
-"""Folder of a table that Lance makes with the first commit."""
 _LAST = 2**64 - 1
 """The file name of the manifest of version v is this number minus v."""
 
