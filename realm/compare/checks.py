@@ -11,6 +11,7 @@ from realm.compare.plan import TablePlan
 from realm.compare.results import TableJson, measured_facts, outcomes
 from realm.errors import InputError
 from realm.files import read_json
+from realm.measures.paired import DISAGREEMENTS
 from realm.progress import counted
 from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
@@ -90,11 +91,11 @@ def scores_of(report: TableJson) -> dict[str, float]:
     return scores
 
 
-def disagreements(plan: TablePlan, one: str, other: str, most: int = 20) -> list[str]:
+def disagreements(plan: TablePlan, one: str, other: str) -> list[str]:
     """Lines with the difference in exact match, and the questions that one row answers right and the other row wrong.
 
-    The difference is tested over all seeds that answer. The questions are those of the first seed, at most `most` for each test
-    and each of the two directions.
+    The difference is tested over all seeds with answers. The questions are from the first seed: at most `DISAGREEMENTS` for
+    each test and each of the two rows.
 
     Raises:
         InputError: a row does not exist, has no answers yet, or has answers to other questions.
@@ -123,16 +124,14 @@ def disagreements(plan: TablePlan, one: str, other: str, most: int = 20) -> list
             answers[name] = [prediction.answer for prediction in found]
         tested = difference(paired_difference(correct[one], correct[other], 1))
         em = [f"{percent(correct[name].mean()):.1f} % ({plan.table[name].label})" for name in (one, other)]
-        shown.append(
-            f"{test}: exact match {em[0]} and {em[1]}, difference in points (first minus second) {tested}"
-        )
+        shown.append(f"{test}: exact match {em[0]} and {em[1]}, difference in points {tested}")
         for right, wrong in ((one, other), (other, one)):
             places = np.flatnonzero(correct[right][0] & ~correct[wrong][0])
             shown.append(
                 f"{test}: {plan.table[right].label} is right and {plan.table[wrong].label} is wrong for "
                 f"{counted(len(places), 'question')}"
             )
-            for place in places[:most]:
+            for place in places[:DISAGREEMENTS]:
                 shown.append(
                     f"    {questions[place].question}  {answers[right][place]!r}, not {answers[wrong][place]!r}"
                 )

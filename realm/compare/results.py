@@ -29,7 +29,7 @@ from realm.qa.scoring.significance import (
     percent,
     wilson_interval,
 )
-from realm.systems.knn_lm import KnnJson
+from realm.systems.knn_lm import KnnJson, Predicted
 from realm.systems.system import WEIGHTS, is_system, read_system
 from realm.train.metrics import METRICS
 
@@ -129,8 +129,8 @@ class MadeBy(TypedDict):
     commit: str | None
     """Commit of the checkout of realm, with "-dirty" if files differ from the commit; None for an installed package."""
     stages_by: list[str]
-    """The different versions, with their commits, that finished the stages in the folder, also in earlier calls. A report of an
-    report in docs/tables can lack this key."""
+    """The different versions, with their commits, that finished the stages in the folder, also in earlier calls. A report in
+    docs/tables can lack this key."""
     preset: str | None
     jobs: int
     """Number of commands that could run at the same time, on which the times depend."""
@@ -436,7 +436,13 @@ def _read_knn(file: Path) -> KnnJson:
         DamagedError: the file is not such a report.
     """
     found = read_json(file)
-    if not isinstance(found, dict) or not KnnJson.__required_keys__ <= found.keys():
+    try:
+        whole = all(
+            Predicted.__required_keys__ <= found[name].keys() for name in ("model", "knn_lm", "realm")
+        )
+    except (AttributeError, KeyError, TypeError):
+        whole = False
+    if not whole or not KnnJson.__required_keys__ <= found.keys():
         raise DamagedError(f"{file} is not a report of `realm knn`: remove it, and make the table again")
     return cast(KnnJson, found)
 

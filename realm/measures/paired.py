@@ -28,7 +28,7 @@ from realm.qa.scoring.significance import (
 )
 
 DISAGREEMENTS = 20
-"""Largest number of disagreements that are listed for each model."""
+"""Largest number of disagreements that are listed for each of two models, or of two rows of a table."""
 
 
 class Disagreement(TypedDict):

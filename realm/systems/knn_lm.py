@@ -427,7 +427,7 @@ def _scored(
 def table(report: KnnJson) -> list[list[str]]:
     """The report as rows of cells; the first row is the heading."""
     named = (("the model alone", "model"), ("kNN-LM", "knn_lm"), ("REALM", "realm"))
-    heading = ["spans predicted completely, % (95% interval)", "REALM minus row", "nats per wordpiece"]
+    heading = ["whole spans predicted, %", "REALM minus row", "nats per wordpiece"]
     rows = [[f"{report['n']:,} masked facts", *heading]]
     for label, key in named:
         one: Predicted = report[key]  # type: ignore[literal-required]
