@@ -8,8 +8,9 @@ in the background, while training goes on. The stages `recall` measure recall@5 
 The last stage starts a server, and searches `--searches` times, one search after another, for questions made from passages.
 
 FOLDER/log.jsonl gets a line for each stage that is done. After an interruption the same command goes on: stages in the log are
-not repeated, and an interrupted stage is continued by its command; the time before the interruption is then not counted. Prints
-the log as a table, and one JSON object as the last line.
+not repeated, and an interrupted stage is continued by its command; the time before the interruption is then not counted. If the
+kill came between the end of a stage and its line in the log, the command says that the output of the stage exists: remove it.
+Prints the log as a table, and one JSON object as the last line.
 """
 
 import argparse

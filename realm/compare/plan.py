@@ -195,7 +195,7 @@ class TablePlan:
             )
 
     def _check_trained(self) -> None:
-        """Reads the settings of each start, reader and row, because the settings of a row may not fit those of the preset.
+        """Checks the settings of each start, reader and row: settings of a row may not fit those of the preset.
 
         Raises:
             InputError: a start, a reader or a row cannot be trained with its settings.

@@ -198,8 +198,7 @@ class Client:
                 return response
             except urllib.error.HTTPError as error:
                 after = error.headers.get("Retry-After", "")
-                wait = float(after) if after.isdecimal() else 1.0  # a proxy may send a date
-                wait = max(wait, 0.1)  # a proxy may send 0
+                wait = max(0.1, float(after)) if after.isdecimal() else 1.0  # a proxy may send 0, or a date
                 if error.code == 429 and time.monotonic() + wait < until:
                     time.sleep(wait)
                     continue
