@@ -26,6 +26,7 @@ from realm.documents.reading import read_documents
 from realm.errors import DamagedError, InputError, shown
 from realm.files import read_json, write_json, write_json_lines
 from realm.keys import Lookup, key_of
+from realm.progress import counted
 from realm.qa.question_files import Question, read_questions
 from realm.stages.memory import PeakMemory
 from realm.stages.parallel import Chain, run_chains
@@ -48,7 +49,7 @@ def run(
     """
     plan.check()
     rows, folder = plan.rows(), plan.folder
-    print(f"{title}: {len(rows)} rows ({', '.join(rows)}), in {folder}")
+    print(f"{title}: {counted(len(rows), 'row')} ({', '.join(rows)}), in {folder}")
     if not plan.config.rows:
         for name, needed in plan.left_out().items():
             print(f'The row "{name}" is left out, because it needs {needed}.')
