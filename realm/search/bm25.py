@@ -32,8 +32,11 @@ STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
 """Lucene's English stop words, and question words. Question words carry no information about the subject of a passage, and
 are not answers."""
 
+K1, B = 1.2, 0.3
+"""The constants of BM25, which were chosen with dev questions about three corpora (`benchmarks/bm25.py`)."""
+
 _PATTERN = r"(?u)\b\w+\b"
-RULES = f"lucene k1=1.5 b=0.75, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
+RULES = f"lucene k1={K1} b={B}, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
 """The rules of `Bm25Index`, as text. An index that was made by other rules may have other words or scores."""
 
 
@@ -48,10 +51,10 @@ class Bm25Index:
     """A BM25 index of passages, which are numbered in the given order (Robertson and Zaragoza 2009, with Lucene's idf).
 
     A word is a run of letters, digits and underscores, in lower case and without accents. Stop words are left out, and words
-    are not stemmed. k1 = 1.5 and b = 0.75 are common values; they were not tuned on any corpus.
+    are not stemmed.
     """
 
-    def __init__(self, titles: Sequence[str], texts: Sequence[str], *, k1: float = 1.5, b: float = 0.75):
+    def __init__(self, titles: Sequence[str], texts: Sequence[str], *, k1: float = K1, b: float = B):
         words = _words([f"{title} {text}" for title, text in zip(titles, texts, strict=True)])
         self._count = len(words)
         self._bm25: bm25s.BM25 | None = None
