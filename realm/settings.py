@@ -39,6 +39,8 @@ TABLES = (
     "ablate",
 )
 """Names of the tables in a configuration file, one for each kind of command."""
+BASE = "base"
+"""Key above all tables of a configuration file: the preset or file whose settings this file changes."""
 
 
 def presets() -> dict[str, Path]:
@@ -53,7 +55,8 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
     """Fills the dataclass `cls` from the table `section` of a TOML file or preset, then from overrides such as `a.b=c`.
 
     The section "a.b" is the table b in the table a. Without a file, or if the file has no such table, all settings keep their
-    defaults. The right side of an override is a TOML value if it can be parsed as one, and plain text otherwise.
+    defaults. If the file names a base, its settings change those of the base (`_read_tables`). The right side of an override is
+    a TOML value if it can be parsed as one, and plain text otherwise.
 
     Raises:
         InputError: one line with all problems.
@@ -63,7 +66,7 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
     if file is not None:
         path = _config_path(file)
         where = f"{path} [{section}]"
-        tables = _read_toml(path)
+        tables = _read_tables(path)
         outer, _, inner = section.partition(".")
         if unknown := sorted(tables.keys() - {*TABLES, outer}):
             if not isinstance(tables[unknown[0]], dict):
@@ -92,7 +95,7 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
 
 def tables_of(file: str) -> set[str]:
     """Names of the tables in a TOML file or preset; raises as `read_config` does."""
-    return set(_read_toml(_config_path(file)))
+    return set(_read_tables(_config_path(file)))
 
 
 def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -118,12 +121,39 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise InputError(f"{where}: " + "; ".join(problems)) from None
 
 
-def _config_path(file: str) -> Path:
+def _config_path(file: str, folder: Path = Path()) -> Path:
+    """The path of a preset, or of a file whose path may be relative to `folder`."""
     known = presets()
-    path = known.get(file, Path(file))
+    path = known.get(file, folder / file)
     if not path.is_file():
         raise InputError(f"no configuration file {file}: give a TOML file or a preset ({', '.join(known)})")
     return path
+
+
+def _read_tables(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
+    """The tables of a file. If the file has a base, its tables are added to those of the base: of a table that both have, the
+    keys of the file replace those of the base, also if the key is a table itself.
+
+    `above` are the files whose base is this file.
+    """
+    tables = _read_toml(path)
+    base = tables.pop(BASE, None)
+    if base is None:
+        return tables
+    if not isinstance(base, str):
+        raise InputError(f"{path}: {BASE} is {shown(base)}: it must be a TOML file or a preset")
+    if path.resolve() in above:
+        raise InputError(f"{path} is its own {BASE}")
+    try:
+        below = _read_tables(_config_path(base, path.parent), (*above, path.resolve()))
+    except InputError as error:
+        raise InputError(f"{path}: {BASE}: {error}") from None
+    return below | {
+        name: {**below[name], **table}
+        if isinstance(table, dict) and isinstance(below.get(name), dict)
+        else table
+        for name, table in tables.items()
+    }
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,8 @@ from realm.environment import set_torch_environment, usable_cores
 from realm.errors import InputError, WriteFailed, writing
 from realm.files import write_json, write_json_lines
 from realm.progress import progress
-from realm.settings import config_from, presets, read_config
+from realm.settings import config_from, presets, read_config, tables_of
+from realm.store.settings import KnowledgeBaseConfig
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,51 @@ def test_a_refused_value_is_shown_without_the_password_of_an_address() -> None:
     with pytest.raises(InputError, match=r"got \['postgresql://a\.b/c'\]") as error:
         read_config(Settings, None, "train", ['name=["postgresql://me:sesame@a.b/c"]'])
     assert "sesame" not in str(error.value)
+
+
+def test_a_file_changes_the_keys_of_its_base_and_replaces_tables_inside_tables(
+    tmp_path: Path, toml: str
+) -> None:
+    path = tmp_path / "changed" / "half.toml"
+    path.parent.mkdir()
+    path.write_text(
+        'base = "../run.toml"\n[train]\nrate = 0.5\nrefresh = { in_background = false }\n[kb]\nrate = 2\n'
+    )
+    last = tmp_path / "last.toml"
+    last.write_text('base = "changed/half.toml"\n[train]\nname = "last"\n')
+    of_base = read_config(Settings, toml, "train")
+    changed = dataclasses.replace(of_base, rate=0.5, refresh=Refresh(in_background=False))
+    assert read_config(Settings, str(path), "train") == changed
+    assert read_config(Settings, str(last), "train") == dataclasses.replace(changed, name="last")
+    assert tables_of(str(last)) == {"ict", "train", "kb"}
+
+
+def test_a_base_can_be_a_preset() -> None:
+    known = presets()
+    assert read_config(KnowledgeBaseConfig, "wikipedia-nq", "kb") == read_config(
+        KnowledgeBaseConfig, "wikipedia", "kb"
+    )
+    assert tables_of("wikipedia-nq") == tables_of("wikipedia")
+    assert tomllib.loads(known["wikipedia-nq"].read_text()).keys() == {"base", "data"}
+
+
+@pytest.mark.parametrize(
+    ("base", "problem"),
+    [
+        ("3", r"base is 3: it must be a TOML file or a preset"),
+        ('"none"', r"first\.toml: base: no configuration file none: "),
+        ('"second.toml"', r"first\.toml: base: .*second\.toml: base: .*first\.toml is its own base"),
+        ('"broken.toml"', r"first\.toml: base: .*broken\.toml is not TOML"),
+    ],
+)
+def test_a_base_that_cannot_be_read_is_one_line(base: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "first.toml"
+    path.write_text(f"base = {base}\n")
+    (tmp_path / "second.toml").write_text('base = "../' + tmp_path.name + '/first.toml"')
+    (tmp_path / "broken.toml").write_text("[train")
+    with pytest.raises(InputError, match=problem) as error:
+        read_config(Settings, str(path), "train")
+    assert "\n" not in str(error.value)
 
 
 def test_an_unknown_key_of_the_file_names_file_and_table(tmp_path: Path) -> None:
