@@ -50,9 +50,11 @@ TEXT_BYTES, VECTOR_KEY_BYTES = 6.5, 8
 """Bytes on disk: of text and wordpieces, per wordpiece; and of the key of a vector (docs/scaling.md)."""
 TAGGING_SECONDS = {"realm": 0.49e-3 / 109, "rules": 0.8e-3 / 215}
 """Tagger -> core seconds per wordpiece for finding names (docs/scaling.md)."""
-SPACY_SECONDS, CLASSIFIER_SECONDS, REST_SECONDS = 19e-3 / 215, 2 * 85e6 / 1e11, 0.13e-3 / 109
-"""Core seconds per wordpiece of a build: for finding names with spaCy's en_core_web_sm, as measured in docs/scaling.md; for
-finding names with a token classifier of the size of BERT-base, on a core with 100 GFLOP/s; and for all other work."""
+SPACY_SECONDS, CLASSIFIER_SECONDS = 19e-3 / 215, 2 * 85e6 / 1e11
+"""Core seconds per wordpiece for finding names: with spaCy's en_core_web_sm, as measured in docs/scaling.md; and with a token
+classifier of the size of BERT-base, on a core with 100 GFLOP/s."""
+REST_SECONDS, DUMP_SECONDS = 0.13e-3 / 109, 1.9e-3 / 215
+"""Core seconds per wordpiece of a build: for all other work, and in addition for parsing a dump of a wiki (docs/scaling.md)."""
 BUILD_BYTES, START_BYTES = 7e8, 5e8
 """Bytes of memory of a build, and of a training process without passages (docs/scaling.md)."""
 WORDPIECE_BYTES = 5.75
@@ -160,6 +162,7 @@ class Plan:
             "vectors_gb": count * (2 * self._embedder.dim + VECTOR_KEY_BYTES) / 1e9,
             "tagging_core_hours": pieces * tagging / 3600,
             "rest_core_hours": pieces * REST_SECONDS / 3600,
+            "dump_core_hours": pieces * DUMP_SECONDS / 3600,
             "build_memory_gb": BUILD_BYTES / 1e9,
             "process_memory_gb": (START_BYTES + pieces * WORDPIECE_BYTES) / 1e9,
         }
