@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
+from realm.compare.settings import DataConfig, TableConfig
 from realm.demo.from_text import FromTextConfig
 from realm.demo.stages import DemoConfig
-from realm.settings import TABLES, presets, read_config
+from realm.settings import TABLES, presets, read_config, tables_of
 from realm.train.health import GATE_LIMIT
 from tests.test_cli import config_classes
 
@@ -28,6 +29,7 @@ LONGEST_INPUT = 512
 def resolved(preset: str) -> dict[str, Any]:
     """Every table of a preset with all its settings."""
     classes = config_classes() | {"demo": DemoConfig, "from_text": FromTextConfig}
+    classes |= {"data": DataConfig, "compare": TableConfig, "ablate": TableConfig}
     return {name: asdict(read_config(classes[name], preset, name)) for name in classes}
 
 
@@ -86,11 +88,11 @@ def test_fine_tuning_variants_are_twenty_epochs_of_their_questions() -> None:
 
 @pytest.fixture(params=presets())
 def preset(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return resolved(request.param) | {"file": file_of(request.param)}
+    return resolved(request.param) | {"named": tables_of(request.param)}
 
 
 def test_every_table_of_a_command_is_checked() -> None:
-    assert set(resolved("paper")) == set(TABLES) - {"baseline", "data", "compare", "ablate"}
+    assert set(resolved("paper")) == set(TABLES) - {"baseline"}
 
 
 def test_inputs_fit_the_encoder_and_each_other(preset: dict[str, Any]) -> None:
@@ -122,7 +124,7 @@ def test_reader_gets_to_the_gate_at_its_full_rate(preset: dict[str, Any]) -> Non
 
 
 def test_stages_that_continue_each_other_agree(preset: dict[str, Any]) -> None:
-    stages = [preset[name] for name in ("ict", "pretrain", "finetune") if name in preset["file"]]
+    stages = [preset[name] for name in ("ict", "pretrain", "finetune") if name in preset["named"]]
     for name in ("bias_correction", "dropout"):
         assert len({stage[name] for stage in stages}) <= 1, name
     if preset["pretrain"]["ict"]:
@@ -133,7 +135,7 @@ def test_stages_that_continue_each_other_agree(preset: dict[str, Any]) -> None:
 
 def test_stale_index_of_table_2_is_refreshed_at_least_once(preset: dict[str, Any]) -> None:
     config = preset["pretrain"]
-    if "ablate" in preset["file"]:
+    if "ablate" in preset["named"]:
         builds = config["steps"] // config["refresh"]["every"]
         assert builds >= 30
         assert STARTS["stale"].stale * config["refresh"]["every"] < config["steps"]
@@ -141,7 +143,7 @@ def test_stale_index_of_table_2_is_refreshed_at_least_once(preset: dict[str, Any
 
 def test_rows_of_the_tables_are_known(preset: dict[str, Any]) -> None:
     for name, table in (("compare", TABLE_1), ("ablate", TABLE_2)):
-        assert set(preset["file"].get(name, {}).get("rows", ())) <= set(table)
+        assert set(preset[name]["rows"]) <= set(table)
 
 
 def test_presets_that_start_from_realm_mini_read_as_it_was_taught() -> None:

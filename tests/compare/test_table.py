@@ -232,12 +232,11 @@ def test_a_folder_keeps_to_the_data_that_it_was_made_with(home, compared, tmp_pa
         assert cli.main(words) == 2
         assert f"table1 was made with other data ({part}): use another --dir" in capsys.readouterr().err
     changed = tmp_path / "changed.toml"
-    preset = (home.folder / "tables.toml").read_text()
-    changed.write_text(preset.replace("queries = 8\n", "queries = 9\n"))
-    message = "was made with other settings (pretrain.health.queries was 8 and is now 9)"
+    changed.write_text(f'base = "{home.folder}/tables.toml"\n[pretrain]\nsteps = 5\n')
+    message = "was made with other settings (pretrain.steps was 4 and is now 5)"
     words = home.words("compare", home.table1)
     for more in (
-        [*words, "--set", "pretrain.health.queries=9"],
+        [*words, "--set", "pretrain.steps=5"],
         [words[0], str(changed), *words[2:]],
     ):
         assert cli.main(more) == 2

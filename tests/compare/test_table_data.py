@@ -104,9 +104,7 @@ def test_an_encoder_that_can_retrieve_is_trained_by_realm_without_the_inverse_cl
     assert cli.main(words) == 2
     assert "mlm.embedder_start is not given" in capsys.readouterr().err
     keeping = tmp_path / "keeping.toml"
-    keeping.write_text(
-        (home.folder / "tables.toml").read_text().replace("[mlm]\n", '[mlm]\nembedder_start = "given"\n')
-    )
+    keeping.write_text(f'base = "{home.folder}/tables.toml"\n[mlm]\nembedder_start = "given"\n')
     words[1] = str(keeping)
     printed(*words)
     report = json.loads((tmp_path / "t" / "table1.json").read_text())
