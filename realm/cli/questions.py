@@ -1,6 +1,7 @@
 """`realm questions`: makes questions from a knowledge base, or lets a person review made questions."""
 
 import argparse
+import json
 import os
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, for_terminal, report, say_where, settings
 from realm.errors import InputError
-from realm.files import write_json_lines
+from realm.files import write_lines
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -58,10 +59,16 @@ def _questions(args: argparse.Namespace) -> None:
         )
     train, dev = split(made, config.dev_share, config.seed)
     out = Path(args.out)
+    files = {
+        out / f"{name}.jsonl": [json.dumps(question._asdict(), ensure_ascii=False) for question in part]
+        for name, part in (("train", train), ("dev", dev))
+    }
+    for file, lines in files.items():  # a person may have corrected the questions of an existing file
+        if file.is_file() and file.read_bytes() != "".join(f"{line}\n" for line in lines).encode():
+            raise InputError(f"{file} exists already, and has other questions: choose another folder")
     out.mkdir(parents=True, exist_ok=True)
-    files = [out / "train.jsonl", out / "dev.jsonl"]
-    for file, part in zip(files, (train, dev), strict=True):
-        write_json_lines(file, (question._asdict() for question in part))
+    for file, lines in files.items():
+        write_lines(file, lines)
     counts: MadeJson = {"train": len(train), "dev": len(dev)}
     report(args, counts)
     say_where(args, "the questions are", " and ".join(map(str, files)))

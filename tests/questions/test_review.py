@@ -27,6 +27,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+def test_made_questions_do_not_replace_other_questions(home, tmp_path, capsys) -> None:
+    words = ["questions", "--kb", str(home / "kb"), "--out", str(tmp_path)]
+    assert cli.main(words) == 0
+    made = {name: (tmp_path / name).read_text() for name in ("train.jsonl", "dev.jsonl")}
+    assert cli.main(words) == 0  # the same questions
+    (tmp_path / "dev.jsonl").write_text(made["dev.jsonl"].replace("?", "??", 1))
+    (tmp_path / "train.jsonl").unlink()
+    capsys.readouterr()
+    assert cli.main(words) == 2
+    assert (
+        "dev.jsonl exists already, and has other questions: choose another folder" in capsys.readouterr().err
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["dev.jsonl"]
+    assert (tmp_path / "dev.jsonl").read_text() != made["dev.jsonl"]
+
+
 def review(home: Path, out: Path, typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     words = [
