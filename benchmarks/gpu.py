@@ -1,4 +1,5 @@
-"""Measures a training step, search, index build and losses on a GPU. It is meant to take less than ten minutes, but has not been timed.
+"""Measures a training step, search, index build and losses on a GPU. It is meant to take less than ten minutes; a whole run has
+not been timed.
 
     python benchmarks/gpu.py                        # on a machine with a GPU
     python benchmarks/gpu.py --small                # tiny sizes, to try the script without a GPU

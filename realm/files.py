@@ -52,7 +52,16 @@ def write_json_lines(path: str | os.PathLike[str], values: Iterable[Any]) -> Non
 def write_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> None:
     """Writes lines of text. After a kill, the old file or the complete new file exists."""
     with _aside(Path(path)) as file:
-        file.writelines(f"{line}\n" for line in lines)
+        file.writelines(_ended(lines))
+
+
+def has_lines(path: str | os.PathLike[str], lines: Iterable[str]) -> bool:
+    """Whether a file has exactly these lines, as `write_lines` writes them."""
+    return Path(path).read_bytes() == "".join(_ended(lines)).encode()
+
+
+def _ended(lines: Iterable[str]) -> Iterator[str]:
+    return (f"{line}\n" for line in lines)
 
 
 @contextmanager

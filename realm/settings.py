@@ -64,21 +64,20 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
     values: dict[str, Any] = {}
     where = changing = f"--set [{section}]"
     if file is not None:
-        path = _config_path(file)
-        where = f"{path} [{section}]"
-        tables = _read_tables(path)
+        tables, whose = _read_tables(_config_path(file))
+        where = f"{whose} [{section}]"
         outer, _, inner = section.partition(".")
         if unknown := sorted(tables.keys() - {*TABLES, outer}):
             if not isinstance(tables[unknown[0]], dict):
-                raise InputError(f"{path}: {unknown[0]} is in no table: write [{section}] above it")
+                raise InputError(f"{whose}: {unknown[0]} is in no table: write [{section}] above it")
             known = dict.fromkeys((*TABLES, outer))
-            raise InputError(f"{path}: unknown table {', '.join(unknown)} (known: {', '.join(known)})")
+            raise InputError(f"{whose}: unknown table {', '.join(unknown)} (known: {', '.join(known)})")
         table = tables.get(outer, {})
         if inner and isinstance(table, dict):
             table = table.get(inner, {})
         if not isinstance(table, dict):
             raise InputError(
-                f"{path}: {section} = {table!r} must be a table: write [{section}] above its keys"
+                f"{whose}: {section} = {table!r} must be a table: write [{section}] above its keys"
             )
         values = table
     changed = copy.deepcopy(values)
@@ -95,7 +94,7 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
 
 def tables_of(file: str) -> set[str]:
     """Names of the tables in a TOML file or preset; raises as `read_config` does."""
-    return set(_read_tables(_config_path(file)))
+    return set(_read_tables(_config_path(file))[0])
 
 
 def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
@@ -130,30 +129,30 @@ def _config_path(file: str, folder: Path = Path()) -> Path:
     return path
 
 
-def _read_tables(path: Path, above: Sequence[Path] = ()) -> dict[str, Any]:
-    """The tables of a file. If the file has a base, its tables are added to those of the base: of a table that both have, the
-    keys of the file replace those of the base, also if the key is a table itself.
+def _read_tables(path: Path, above: Sequence[Path] = ()) -> tuple[dict[str, Any], str]:
+    """The tables of a file, and its name for error messages, which also names the bases.
 
-    `above` are the files whose base is this file.
+    If the file has a base, its tables are added to those of the base: of a table that both have, the keys of the file replace
+    those of the base, also if the key is a table itself. `above` are the files whose base is this file.
     """
     tables = _read_toml(path)
     base = tables.pop(BASE, None)
     if base is None:
-        return tables
+        return tables, str(path)
     if not isinstance(base, str):
         raise InputError(f"{path}: {BASE} is {shown(base)}: it must be a TOML file or a preset")
     if path.resolve() in above:
         raise InputError(f"{path} is its own {BASE}")
     try:
-        below = _read_tables(_config_path(base, path.parent), (*above, path.resolve()))
+        below, whose = _read_tables(_config_path(base, path.parent), (*above, path.resolve()))
     except InputError as error:
         raise InputError(f"{path}: {BASE}: {error}") from None
-    return below | {
-        name: {**below[name], **table}
-        if isinstance(table, dict) and isinstance(below.get(name), dict)
-        else table
-        for name, table in tables.items()
-    }
+    for name, table in tables.items():
+        if isinstance(table, dict) and name in below:
+            if not isinstance(below[name], dict):
+                raise InputError(f"{whose}: {name} = {below[name]!r} must be a table, as in {path}")
+            tables[name] = {**below[name], **table}
+    return below | tables, f"{path} (with the {BASE} {whose})"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

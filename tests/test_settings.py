@@ -145,6 +145,23 @@ def test_a_base_can_be_a_preset() -> None:
 
 
 @pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[train]\nrat = 1\n", r"own\.toml \(with the base .*other\.toml\) \[train\]: unknown key rat "),
+        ("[trian]\nrate = 1\n", r"own\.toml \(with the base .*other\.toml\): unknown table trian "),
+        ("rate = 1\n", r"with the base .*other\.toml\): rate is in no table"),
+        ("train = 3\n", r"other\.toml: train = 3 must be a table, as in .*own\.toml"),
+    ],
+)
+def test_a_mistake_in_a_base_names_the_base(content: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text(content)
+    own = tmp_path / "own.toml"
+    own.write_text('base = "other.toml"\n[train]\nname = "own"\n')
+    with pytest.raises(InputError, match=problem):
+        read_config(Settings, str(own), "train")
+
+
+@pytest.mark.parametrize(
     ("base", "problem"),
     [
         ("3", r"base is 3: it must be a TOML file or a preset"),

@@ -73,7 +73,7 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     yield (
         f"to build the knowledge base: {_hours(corpus['tagging_core_hours'])} core hours for the tagger "
         f"{corpus['tagger']}, {_hours(corpus['rest_core_hours'])} for all other work, "
-        f"and for a dump of a wiki {_hours(corpus['dump_core_hours'])} to parse the dump; "
+        f"{_hours(corpus['dump_core_hours'])} more if the documents are a dump of a wiki, "
         f"{corpus['build_memory_gb']:.3g} GB of memory"
     )
     yield f"index: {_duration(plan['index_seconds'])} on one device"

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from realm.cli.arguments import Commands, Parser, add_command, for_terminal, report, say_where, settings
 from realm.errors import InputError
-from realm.files import write_lines
+from realm.files import has_lines, write_lines
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -64,7 +64,7 @@ def _questions(args: argparse.Namespace) -> None:
         for name, part in (("train", train), ("dev", dev))
     }
     for file, lines in files.items():  # a person may have corrected the questions of an existing file
-        if file.is_file() and file.read_bytes() != "".join(f"{line}\n" for line in lines).encode():
+        if file.is_file() and not has_lines(file, lines):
             raise InputError(f"{file} exists already, and has other questions: choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     for file, lines in files.items():

@@ -93,9 +93,10 @@ def build_index(
     report_done = _log_progress(len(kb)) if run_folder else None
 
     def build() -> tuple[int, int]:
-        newest = vectors.info_of(folder)
-        same_model = newest is not None and newest.model == model.compute_passage_fingerprint()
-        known = vectors.read(folder, kb.keys_N) if same_model else None
+        number = vectors.newest(folder)
+        info = vectors.info_of(folder, number)
+        same_model = info is not None and info.model == model.compute_passage_fingerprint()
+        known = vectors.read(folder, kb.keys_N, number) if same_model else None
         if known is None:
             if on_ray:
                 array_ND = embed_on_ray(kb, model, model_path, folder, config, report_done)

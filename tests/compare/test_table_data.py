@@ -9,12 +9,17 @@ from farmhash import fingerprint64
 
 from realm import cli
 from realm.compare import results
+from realm.compare import table as table_module
+from realm.compare.plan import TablePlan
+from realm.compare.rows import TABLE_1
+from realm.compare.settings import DataConfig, TableConfig
 from realm.errors import InputError
 from realm.interop.blocks import convert_checkpoint
 from realm.model.folder import load_model
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.predictions import read_predictions
 from realm.qa.question_files import read_questions
+from realm.settings import read_config
 from realm.store.knowledge_base import KnowledgeBase
 from tests.compare.conftest import printed, read_lines
 from tests.schemas import assert_holds
@@ -65,6 +70,39 @@ def test_a_test_that_asks_a_training_question_is_not_added_to_a_folder(
     assert cli.main([*words, "--set", f"data.tests.more={test}"]) == 2
     assert "stopped before pre-training" in capsys.readouterr().err
     assert {"spans", "more"} <= json.loads((folder / "data.json").read_text())["questions"].keys()
+
+
+@pytest.mark.parametrize(
+    ("preset", "tests"),
+    [
+        ("wikipedia", ["NQ", "WQ-dev", "CT-dev"]),
+        ("wikipedia-nq", ["NQ"]),
+        ("wikipedia-webq", ["WQ"]),
+        ("wikipedia-trec", ["CT"]),
+        ("wikipedia-20k", ["NQ"]),
+        ("wikipedia-minilm", ["NQ"]),
+    ],
+)
+def test_each_preset_with_question_files_has_questions_of_each_part(
+    preset: str, tests: list[str], tmp_path: Path, monkeypatch
+) -> None:
+    data = read_config(DataConfig, preset, "data")
+    monkeypatch.chdir(tmp_path)
+    for file in map(Path, {*data.train, *data.tests.values()}):
+        asked = [(f"what stands in {number} of {file}?", "a mill") for number in range(100)]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(
+            "".join(f"{question}\t{answer}\n" for question, answer in asked)
+            if file.suffix == ".tsv"
+            else "".join(json.dumps({"question": q, "answers": [a]}) + "\n" for q, a in asked)
+        )
+    plan = TablePlan(TableConfig(), data, preset, tmp_path / "t", TABLE_1)
+    split = table_module._split(plan)
+    assert split is not None and split.dropped == 0
+    parts = {"train": split.train, "dev": split.dev, **table_module._tests(plan)}
+    assert list(parts) == ["train", "dev", *tests]
+    asked = [question.question for questions in parts.values() for question in questions]
+    assert all(parts.values()) and len(asked) == len(set(asked))
 
 
 def test_held_out_training_questions_become_a_test_and_are_in_no_other_part(home, tmp_path) -> None:

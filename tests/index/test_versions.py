@@ -118,6 +118,18 @@ def test_a_mapped_index_is_completed_on_disk(own_kb, tiny_model, tiny_model_fold
     assert not list(folder.glob(".mapped*"))
 
 
+def test_vectors_of_another_model_are_not_read(own_kb, tiny_model_folder, tmp_path, monkeypatch) -> None:
+    """A training run publishes the versions of all its snapshots in one folder."""
+    assert build_index(own_kb, str(tiny_model_folder), CONFIG, tmp_path / "run")["embedded"] == len(own_kb)
+    model = load_model(tiny_model_folder)
+    with torch.no_grad():
+        model.embedder.passage.projection.weight.mul_(2)
+    save_model(model, tmp_path / "later")
+    monkeypatch.delattr(vectors, "read")
+    report = build_index(own_kb, str(tmp_path / "later"), CONFIG, tmp_path / "run")
+    assert (report["version"], report["embedded"]) == (2, len(own_kb))
+
+
 @pytest.mark.parametrize("by", ["load", "build"])
 def test_what_another_process_embeds_meanwhile_is_used(
     own_kb, tiny_model, tiny_model_folder, monkeypatch, by
