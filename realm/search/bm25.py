@@ -33,7 +33,7 @@ STOP_WORDS = [*STOPWORDS_EN, *QUESTION_WORDS]
 are not answers."""
 
 K1, B = 1.2, 0.3
-"""The constants of BM25, which were chosen with dev questions about three corpora (`benchmarks/bm25.py`)."""
+"""The constants of BM25, which were chosen with training questions about Wikipedia (docs/experiments/2026-11-28.md)."""
 
 _PATTERN = r"(?u)\b\w+\b"
 RULES = f"lucene k1={K1} b={B}, {_PATTERN}, lower case, no accents, without {' '.join(STOP_WORDS)}"
