@@ -258,10 +258,11 @@ class _Standing:
 
     def __init__(self, table: lance.LanceDataset):
         names = ["id", "document_key", "document_state", "document_passages", FIELDS_KEY]
-        self.keys_N, self._documents_N, self._states_N, self._passages_N, self._fields_N = (
-            column.fill_null(0).to_numpy()  # without fields, `FIELDS_KEY` is null
-            for column in table.to_table(columns=names).columns
-        )
+        with reading(table):
+            self.keys_N, self._documents_N, self._states_N, self._passages_N, self._fields_N = (
+                column.fill_null(0).to_numpy()  # without fields, `FIELDS_KEY` is null
+                for column in table.to_table(columns=names).columns
+            )
         self._by_id = Lookup(self.keys_N)
         self._by_document = Lookup(self._documents_N)
 

@@ -121,14 +121,18 @@ def originals(table: lance.LanceDataset, states: Mapping[str, Merged]) -> dict[s
     """Id of each merged document -> id of the document that has the same text.
 
     A merged document is left out if no document in the table has the complete text.
+
+    Raises:
+        DamagedError: the table cannot be read.
     """
     if not states:
         return {}
     wanted = pa.array(sorted({merged.state for merged in states.values()}), pa.uint64())
     found: dict[int, str] = {}
-    for batch in table.to_batches(columns=["document_state", "document_id"]):
-        rows = batch.filter(pc.is_in(batch.column("document_state"), value_set=wanted))
-        found.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+    with reading(table):
+        for batch in table.to_batches(columns=["document_state", "document_id"]):
+            rows = batch.filter(pc.is_in(batch.column("document_state"), value_set=wanted))
+            found.update(zip(*(column.to_pylist() for column in rows.columns), strict=True))
     return {
         document: found[merged.state]
         for document, merged in states.items()

@@ -90,6 +90,20 @@ def test_a_damaged_knowledge_base_answers_as_before_or_verify_finds_the_damage(
     assert trial(kb, tiny_model_folder, 4, 0, capsys) > 0
 
 
+def test_damage_to_the_description_of_columns_is_one_line(kb, capsys) -> None:
+    info = ["kb", "info", "--kb", str(kb)]  # looks up the originals of merged documents in the table
+    sound, said = asked(info, None, capsys), []
+    for data in (kb / "passages.lance" / "data").iterdir():
+        content = data.read_bytes()
+        for place in range(50, 100, 2):  # data files describe their columns behind the data
+            start = len(content) * place // 100
+            data.write_bytes(content[:start] + b"\xff" * 24 + content[start + 24 :])
+            said.append(asked(info, None, capsys))
+        data.write_bytes(content)
+    assert asked(info, None, capsys) == sound
+    assert any("cannot be read" in one for one in said)
+
+
 @pytest.mark.parametrize("damage_of", ["flip", "cut", "lost"])
 def test_a_damaged_index_is_sound_after_what_verify_advises(
     damage_of: str, kb, tiny_model_folder, capsys

@@ -232,7 +232,8 @@ def replace_rows(
     path: Path, table: lance.LanceDataset, numbers: np.ndarray, fragments: Sequence[FragmentMetadata]
 ) -> lance.LanceDataset:
     """Deletes the rows with these numbers and appends the rows of `fragments`, in one commit."""
-    rows = table.scanner(columns=[], with_row_address=True).to_table()
+    with reading(table):
+        rows = table.scanner(columns=[], with_row_address=True).to_table()
     # An address has 32 bits for the fragment, and 32 bits for the row in the fragment.
     addresses = np.sort(rows.column("_rowaddr").to_numpy()[numbers])
     emptied, changed, files = [], [], []
