@@ -99,13 +99,13 @@ def test_the_questions_that_judged_the_models_are_kept_and_give_the_same_recall(
 def test_questions_can_be_made_of_some_documents_alone(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def made(*settings: str) -> list[dict[str, str]]:
-        words = ["questions", "--in", "towns", "--out", "made", "--set", "dev_share=1.0"]
+    def made(out: str, *settings: str) -> list[dict[str, str]]:
+        words = ["questions", "--in", "towns", "--out", out, "--set", "dev_share=1.0"]
         assert cli.main([*words, *settings]) == 0
-        return [json.loads(line) for line in Path("made/dev.jsonl").read_text().splitlines()]
+        return [json.loads(line) for line in Path(out, "dev.jsonl").read_text().splitlines()]
 
-    of_north = made("--set", "documents=docs/north")
-    assert of_north == [one for one in made() if one["document_id"].startswith("docs/north")] != []
+    of_north = made("north", "--set", "documents=docs/north")
+    assert of_north == [one for one in made("all") if one["document_id"].startswith("docs/north")] != []
     assert cli.main(["questions", "--in", "towns", "--out", "none", "--set", "documents=Nobody"]) == 2
     assert 'no sentence in a document whose id or title begins with "Nobody"' in capsys.readouterr().err
 
