@@ -4,8 +4,8 @@ rank.
     python benchmarks/bm25.py --kb wikipedia/kb --questions wikipedia/questions/dev.jsonl
     python benchmarks/bm25.py --kb KB --questions FILE FILE --constants 0.9,0.4 1.2,0.75
 
-The questions should be dev questions. The last two columns compare the reciprocal ranks with those of the first constants: the
-difference of the means, and the p value of the paired bootstrap. Prints a table, and one JSON object as the last line.
+Choose constants with questions that are in no test. The column "difference" is the mean reciprocal rank minus that of the first
+constants, and "p" is its p value by the paired bootstrap. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
@@ -18,12 +18,11 @@ import shared
 
 from realm.errors import RealmError
 from realm.qa.question_files import Question, read_questions
-from realm.qa.scoring.metrics import first_hit, recall_at
+from realm.qa.scoring.metrics import RECALL_AT, first_hit, recall_at, reciprocal_ranks
 from realm.qa.scoring.significance import paired_bootstrap
 from realm.search.bm25 import K1, B, Bm25Index
 from realm.store.knowledge_base import KnowledgeBase
-
-DEPTHS = (1, 5, 20, 100)
+from realm.tokens.layouts import NULL_PASSAGE
 
 
 def main() -> None:
@@ -53,17 +52,17 @@ def main() -> None:
         index = Bm25Index(titles, texts, k1=k1, b=b)
         for file, questions in asked.items():
             rank_N = ranks(index, texts, questions)
-            reciprocal_N = np.divide(1.0, rank_N, out=np.zeros(len(rank_N)), where=rank_N > 0)
+            reciprocal_N = reciprocal_ranks(rank_N)
             compared = paired_bootstrap(reciprocal_N, first.setdefault(file, reciprocal_N))
             rows.append(
                 {
                     "k1": k1,
                     "b": b,
                     "questions": f"{file.name} ({len(questions)})",
-                    **{f"top {k}": round(recall_at(rank_N, k), 1) for k in DEPTHS},
+                    **{f"top {k}": round(recall_at(rank_N, k), 1) for k in RECALL_AT},
                     "mrr": round(float(reciprocal_N.mean()), 4),
                     "difference": round(compared.mean, 4),
-                    "p": round(compared.p, 3),
+                    "p": round(compared.p, 4),
                 }
             )
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -79,9 +78,9 @@ def constants(text: str) -> tuple[float, float]:
 
 def ranks(index: Bm25Index, texts: list[str], questions: list[Question]) -> np.ndarray:
     """Rank of the first passage with an answer for each question, 0 if there is none among the first 100 -> [N]."""
-    number_NK = index.search([one.question for one in questions], max(DEPTHS)).number_BK
+    number_NK = index.search([one.question for one in questions], max(RECALL_AT)).number_BK
     found = (
-        first_hit((texts[number] for number in row if number >= 0), question)
+        first_hit((texts[number] for number in row if number != NULL_PASSAGE), question)
         for question, row in zip(questions, number_NK, strict=True)
     )
     return np.fromiter(found, dtype=np.int64, count=len(questions))

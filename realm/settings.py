@@ -55,8 +55,8 @@ def read_config(cls: type[T], file: str | None, section: str, overrides: Sequenc
     """Fills the dataclass `cls` from the table `section` of a TOML file or preset, then from overrides such as `a.b=c`.
 
     The section "a.b" is the table b in the table a. Without a file, or if the file has no such table, all settings keep their
-    defaults. If the file names a base, its settings change those of the base (`_read_tables`). The right side of an override is
-    a TOML value if it can be parsed as one, and plain text otherwise.
+    defaults. A file can name a base, and then has only what differs (`_read_tables`). The right side of an override is a TOML
+    value if it can be parsed as one, and plain text otherwise.
 
     Raises:
         InputError: one line with all problems.
@@ -132,8 +132,8 @@ def _config_path(file: str, folder: Path = Path()) -> Path:
 def _read_tables(path: Path, above: Sequence[Path] = ()) -> tuple[dict[str, Any], str]:
     """The tables of a file, and its name for error messages, which also names the bases.
 
-    If the file has a base, its tables are added to those of the base: of a table that both have, the keys of the file replace
-    those of the base, also if the key is a table itself. `above` are the files whose base is this file.
+    A file with a base has the tables of both. If both have a table, the keys of the file replace those of the base. A key that
+    is itself a table is replaced as a whole. `above` are the files whose base is this file.
     """
     tables = _read_toml(path)
     base = tables.pop(BASE, None)

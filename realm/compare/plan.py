@@ -195,7 +195,7 @@ class TablePlan:
             )
 
     def _check_trained(self) -> None:
-        """Checks the settings of each start, reader and row: settings of a row may not fit those of the preset.
+        """Checks the settings with which each start, reader and row is trained: those of a row can contradict the preset.
 
         Raises:
             InputError: a start, a reader or a row cannot be trained with its settings.

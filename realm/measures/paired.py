@@ -17,7 +17,7 @@ from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.question_sets import ask, evaluate_retrieval
 from realm.qa.scoring.evaluation import Report
-from realm.qa.scoring.metrics import RANKS
+from realm.qa.scoring.metrics import RANKS, reciprocal_ranks
 from realm.qa.scoring.significance import (
     MeanDifference,
     PairedDifference,
@@ -113,14 +113,9 @@ def compare_models(questions: Sequence[Question], a: Asked, b: Asked) -> Compare
     a_N, b_N = a.report.first_hit_N, b.report.first_hit_N
     for k in RANKS:
         add(f"recall@{k}", (a_N >= 1) & (a_N <= k), (b_N >= 1) & (b_N <= k), paired_difference(a_N, b_N, k=k))
-    reciprocal_a_N, reciprocal_b_N = _reciprocal(a_N), _reciprocal(b_N)
+    reciprocal_a_N, reciprocal_b_N = reciprocal_ranks(a_N), reciprocal_ranks(b_N)
     add("mrr", reciprocal_a_N, reciprocal_b_N, _mean_difference(reciprocal_a_N, reciprocal_b_N))
     return found
-
-
-def _reciprocal(rank_N: np.ndarray) -> np.ndarray:
-    """1 / rank, or 0 if the rank is 0."""
-    return np.divide(1.0, rank_N, out=np.zeros(len(rank_N)), where=rank_N > 0)
 
 
 class ComparedRankingsJson(TypedDict):

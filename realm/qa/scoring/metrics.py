@@ -166,7 +166,12 @@ def recall_at(first_hits: Sequence[int] | np.ndarray, k: int) -> float:
     return float(100 * ((rank_N >= 1) & (rank_N <= k)).mean()) if len(rank_N) else float("nan")
 
 
+def reciprocal_ranks(first_hits: Sequence[int] | np.ndarray) -> np.ndarray:
+    """1 / rank of the first hit of each query, or 0 for a query without a hit -> [N]."""
+    rank_N = np.asarray(first_hits)
+    return np.divide(1.0, rank_N, out=np.zeros(len(rank_N)), where=rank_N > 0)
+
+
 def mean_reciprocal_rank(first_hits: Sequence[int] | np.ndarray) -> float:
     """Mean of 1 / rank of the first hit, between 0 and 1; a query without a hit counts as 0."""
-    ranks_N = np.asarray(first_hits)
-    return float(np.where(ranks_N >= 1, 1 / np.maximum(ranks_N, 1), 0.0).mean())
+    return float(reciprocal_ranks(first_hits).mean())
