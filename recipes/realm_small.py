@@ -52,7 +52,8 @@ PAIR_COPIES = 2
 FIRST = 5
 """A question without a passage is used if one of the first `FIRST` retrieved passages contains an answer."""
 CALIBRATED_BY = 200
-"""Number of dev questions of SQuAD, and of qed, for the calibration. A tenth of the questions without passages is added."""
+"""Number of dev questions of SQuAD, and of qed, for the calibration. Answers to questions without passages would be judged by
+answers from other texts, so that many right answers would count as wrong."""
 STEERED_BY = 200
 """Number of dev questions of SQuAD, and of qed, that select the best step. The remaining dev questions are for measurements."""
 
@@ -124,9 +125,10 @@ def prepare(data: Path, out: Path) -> None:
     write(out / "train.jsonl", shuffled(squad + copies(qed, QED_COPIES)))
     write(out / "again.jsonl", qed + random.Random(0).sample(squad, min(SQUAD_AGAIN, len(squad))))
     write(out / "steering.jsonl", squad_dev[:STEERED_BY] + qed_dev[:STEERED_BY])
-    for name, dev in (("squad", squad_dev), ("qed", qed_dev)):
-        write(out / f"{name}_calibration.jsonl", dev[STEERED_BY : STEERED_BY + CALIBRATED_BY])
-        write(out / f"{name}_dev.jsonl", dev[STEERED_BY + CALIBRATED_BY :])
+    used = STEERED_BY + CALIBRATED_BY
+    write(out / "calibration.jsonl", squad_dev[STEERED_BY:used] + qed_dev[STEERED_BY:used])
+    write(out / "squad_dev.jsonl", squad_dev[used:])
+    write(out / "qed_dev.jsonl", qed_dev[used:])
     measured = {plain(row["question"]) for row in squad_dev + qed_dev}
     for folder in MEASURED:
         measured |= {plain(row["question"]) for file in (data / folder).glob("*.jsonl") for row in rows(file)}
@@ -165,18 +167,14 @@ def plain(question: str) -> str:
 
 
 def mix(out: Path) -> None:
-    """Writes the training questions of `asked`, and the questions of the calibration."""
+    """Writes the training questions of `asked`."""
     questions = zip(read_questions(out / "pairs.jsonl"), rows(out / "pairs.jsonl"), strict=True)
     found = [
         row
         for (question, row), hit in zip(questions, rows(out / "hits.jsonl"), strict=True)
         if any(has_answer(passage["text"], question) for passage in hit["passages"])
     ]
-    random.Random(4).shuffle(found)
-    dev, train = found[: len(found) // 10], found[len(found) // 10 :]
-    known = [row for name in ("squad", "qed") for row in rows(out / f"{name}_calibration.jsonl")]
-    write(out / "calibration.jsonl", known + dev)
-    write(out / "asked.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(train, PAIR_COPIES)]))
+    write(out / "asked.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(found, PAIR_COPIES)]))
 
 
 def average(out: Path) -> None:

@@ -41,8 +41,11 @@ def test_a_written_report_is_the_printed_one_with_each_questions_outcome_beside_
     outcomes = written.pop("outcomes")
     assert written == printed
     assert [outcome["id"] for outcome in outcomes] == [line["id"] for line in LINES]
-    means = {key: 100 * sum(outcome[key] for outcome in outcomes) / 14 for key in ("correct", "f1")}
+    means = {
+        key: 100 * sum(outcome[key] for outcome in outcomes) / 14 for key in ("correct", "contains", "f1")
+    }
     assert printed["em"] == pytest.approx(means["correct"], abs=0.01)
+    assert printed["contains"] == pytest.approx(means["contains"], abs=0.01)
     assert printed["f1"] == pytest.approx(means["f1"], abs=0.01)
     hits = sum(1 <= outcome["rank"] <= 5 for outcome in outcomes)
     assert printed["recall"]["5"] == pytest.approx(100 * hits / 14, abs=0.01)
@@ -75,11 +78,11 @@ def test_evaluation_by_words_needs_no_model_and_reports_no_answers(
     words = ["evaluate", "--kb", str(tiny_kb.folder), "--questions", str(asked), "--method", "bm25"]
     report = said(capsys, *words, "--out", str(out))
     read = said(capsys, *words, "--model", str(qa_folder), "--set", "device=cpu")
-    assert report["em"] is report["em_ci95"] is report["f1"] is None
+    assert report["em"] is report["em_ci95"] is report["contains"] is report["f1"] is None
     assert read["em"] is not None and read["f1"] is not None
     assert all(report[name] == read[name] for name in ("n", "recall", "mrr"))
     for outcome in json.loads(out.read_text())["outcomes"]:
-        assert outcome["correct"] is outcome["f1"] is None and outcome["rank"] >= 0
+        assert outcome["correct"] is outcome["contains"] is outcome["f1"] is None and outcome["rank"] >= 0
     assert cli.main([*words[:-1], "hybrid"]) == 2
     assert "--method hybrid needs --model" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 from realm.errors import InputError
 from realm.qa.question_files import Question
 from realm.qa.scoring import evaluation
+from realm.qa.scoring.calibration import Confidence
 from realm.qa.scoring.evaluation import evaluate
 from realm.qa.scoring.metrics import (
     DPR,
     ORQA,
+    contains_answer,
     exact_match,
     f1,
     first_hit,
@@ -153,6 +156,7 @@ def test_the_report_is_in_percent_and_has_the_contracted_keys() -> None:
     assert summary == {
         "n": 4,
         "em": 50.0,
+        "contains": 75.0,
         "f1": pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4, abs=0.01),
         "recall": {"1": 50.0, "5": 75.0, "20": 75.0, "100": 75.0},
         "mrr": pytest.approx(100 * (0.5 + 1 + 1 + 0) / 4, abs=0.01),
@@ -161,6 +165,22 @@ def test_the_report_is_in_percent_and_has_the_contracted_keys() -> None:
     assert 0 < low < 50 < high < 100
     assert json.loads(json.dumps(report.as_dict()))["n"] == 4
     assert report.correct_N.tolist() == [True, False, True, False]
+    assert report.contains_N.tolist() == [True, True, True, False]
+
+
+def test_probabilities_are_compared_with_the_answers_that_contain_a_right_answer() -> None:
+    report = evaluate(["the blue nile", "river nile", "in Paris", "Milan"], TEXTS, QUESTIONS)
+    confident = report._replace(confidence=Confidence(np.array([0.95, 0.85, 0.75, 0.05]), threshold=0.8))
+    confidence = confident.as_dict()["confidence"]
+    assert [(one["right"], one["n"]) for one in confidence["bins"]] == [(0, 1), (100, 1), (100, 1), (100, 1)]
+    assert confidence["right_declined"] == pytest.approx(100 / 3, abs=0.01)
+
+
+def test_an_answer_with_more_words_contains_the_right_answer_and_one_with_fewer_words_does_not() -> None:
+    asked = Question("1", "who discovered penicillin?", ("Alexander Fleming",))
+    assert contains_answer("Sir Alexander Fleming", asked)
+    for wrong in ("Fleming", "Alexander Flemings", ""):
+        assert not contains_answer(wrong, asked), wrong
 
 
 def test_recall_beyond_what_was_retrieved_is_null() -> None:

@@ -354,7 +354,9 @@ def reported(answerer, questions, method=None) -> Report:
 def test_evaluation_without_a_span_reader_counts_recall_only(tiny_kb, tiny_model_folder) -> None:
     answerer = Answerer.load(str(tiny_kb.folder), str(tiny_model_folder), CONFIG)
     report = evaluate_retrieval(answerer, QUESTIONS).as_dict()
-    assert report["n"] == 14 and report["em"] is report["em_ci95"] is report["f1"] is None
+    assert (
+        report["n"] == 14 and report["em"] is report["em_ci95"] is report["contains"] is report["f1"] is None
+    )
     ranks = []
     for question in QUESTIONS:
         query = answerer.embed(answerer.model.tokenizer.encode([question.question]))[0]
@@ -406,7 +408,7 @@ def test_the_best_passages_are_the_same_however_many_are_asked_for(answerer, met
 
 def test_evaluation_report_is_the_contract(answerer) -> None:
     report = reported(answerer, QUESTIONS).as_dict()
-    assert report.keys() == {"n", "em", "em_ci95", "f1", "recall", "mrr", "confidence"}
+    assert report.keys() == {"n", "em", "em_ci95", "contains", "f1", "recall", "mrr", "confidence"}
     assert list(report["recall"]) == ["1", "5", "20", "100"]
 
 

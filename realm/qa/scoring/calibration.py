@@ -37,7 +37,7 @@ class UnanswerableJson(TypedDict):
 
 
 class ConfidenceJson(TypedDict):
-    """Quality of the probabilities, in percent.
+    """Quality of the probabilities, in percent. A right answer is one that is correct or contains a correct answer.
 
     `right_declined` and `wrong_declined` are the percentages of right and of wrong answers below the threshold; null if there
     are no such answers. `unanswerable` is null if no questions were answered without their positives.
@@ -60,16 +60,16 @@ class Confidence(NamedTuple):
     without_N: np.ndarray | None = None
     """The probability of the best answer to each question if the positives are left out; None if this was not measured."""
 
-    def as_dict(self, correct_N: np.ndarray) -> ConfidenceJson:
-        """The summary as JSON; `correct_N` is True for the right answers."""
+    def as_dict(self, right_N: np.ndarray) -> ConfidenceJson:
+        """The summary as JSON; `right_N` is True for the right answers."""
         return {
-            "ece": percent(calibration_error(self.probability_N, correct_N)),
+            "ece": percent(calibration_error(self.probability_N, right_N)),
             "bins": [
                 {"probability": percent(p.mean()), "right": percent(right.mean()), "n": len(p)}
-                for p, right in _bins(self.probability_N, correct_N)
+                for p, right in _bins(self.probability_N, right_N)
             ],
-            "right_declined": self._declined(self.probability_N[correct_N]),
-            "wrong_declined": self._declined(self.probability_N[~correct_N]),
+            "right_declined": self._declined(self.probability_N[right_N]),
+            "wrong_declined": self._declined(self.probability_N[~right_N]),
             "unanswerable": self._unanswerable(),
         }
 
@@ -86,9 +86,9 @@ class Confidence(NamedTuple):
     def _guesses(self, probability_n: np.ndarray) -> np.ndarray:
         return (probability_n < self.threshold) | (probability_n == 0)
 
-    def lines(self, correct_N: np.ndarray) -> list[str]:
+    def lines(self, right_N: np.ndarray) -> list[str]:
         """A reliability diagram, and the percentages of answers below the threshold."""
-        summary = self.as_dict(correct_N)
+        summary = self.as_dict(right_N)
         lines = [
             f"calibration error {summary['ece']:.1f} points; answers by their probability:",
             "  prob  right      n",
@@ -119,20 +119,20 @@ def _bar(probability: float, right: float) -> str:
     return f"{bar[:place]}|{bar[place + 1 :]}".rstrip()
 
 
-def calibration_error(probability_N: np.ndarray, correct_N: np.ndarray) -> float:
+def calibration_error(probability_N: np.ndarray, right_N: np.ndarray) -> float:
     """Expected calibration error, between 0 and 1, over ten bins of equal width (Guo et al. 2017, eq. 3).
 
     >>> calibration_error(np.array([0.8, 0.8, 0.8, 0.8]), np.array([True, True, True, False]))
     0.05
     """
-    distances = [len(p) * abs(p.mean() - right.mean()) for p, right in _bins(probability_N, correct_N)]
+    distances = [len(p) * abs(p.mean() - right.mean()) for p, right in _bins(probability_N, right_N)]
     return round(float(sum(distances)) / len(probability_N), 6)
 
 
-def _bins(probability_N: np.ndarray, correct_N: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+def _bins(probability_N: np.ndarray, right_N: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """The probabilities and outcomes of each non-empty bin."""
     bin_N = np.minimum((probability_N * BINS).astype(int), BINS - 1)
-    return [(probability_N[bin_N == n], correct_N[bin_N == n]) for n in np.unique(bin_N)]
+    return [(probability_N[bin_N == n], right_N[bin_N == n]) for n in np.unique(bin_N)]
 
 
 class Evidence(NamedTuple):
@@ -152,7 +152,7 @@ class Evidence(NamedTuple):
         return np.array([calibration.probability(share, features) for share, features in pairs])
 
 
-def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibration:
+def fit(answered: Evidence, right_N: np.ndarray, without: Evidence) -> Calibration:
     """Fits a calibration by maximum likelihood, in two steps, and chooses a threshold.
 
     Step 1 fits weights of log-odds and features, which separate right answers from wrong answers and from the answers to
@@ -164,7 +164,7 @@ def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibra
         InputError: there are too few right or wrong answers, all probabilities are equal, or answers with a higher probability
             are not right more often.
     """
-    rights, wrongs = int(correct_N.sum()), int((~correct_N).sum())
+    rights, wrongs = int(right_N.sum()), int((~right_N).sum())
     if min(rights, wrongs) < LEAST_QUESTIONS:
         raise InputError(
             f"{rights} answers are right and {wrongs} are wrong: calibration needs at least {LEAST_QUESTIONS} of each"
@@ -175,15 +175,15 @@ def fit(answered: Evidence, correct_N: np.ndarray, without: Evidence) -> Calibra
             f"all {len(answered_NF)} answers have the same probability: there is nothing to calibrate"
         )
     all_NF = np.concatenate([answered_NF, without_MF])
-    weight_F, _ = _logistic(all_NF, np.concatenate([correct_N, np.zeros(len(without_MF), dtype=bool)]))
-    (scale,), offset = _logistic((answered_NF @ weight_F)[:, None], correct_N)
+    weight_F, _ = _logistic(all_NF, np.concatenate([right_N, np.zeros(len(without_MF), dtype=bool)]))
+    (scale,), offset = _logistic((answered_NF @ weight_F)[:, None], right_N)
     slope, inner, ranking, span = (scale * weight_F).tolist()
     if not (scale > 0 and slope > 0):
         raise InputError(
             "answers with a higher probability are not right more often: there is nothing to calibrate"
         )
     curve = Calibration(slope=slope, inner=inner, ranking=ranking, span=span, offset=offset)
-    right_n = answered.probability_N(curve)[correct_N]
+    right_n = answered.probability_N(curve)[right_N]
     return replace(curve, threshold=round(float(np.quantile(right_n, RIGHT_LOST)), 3))
 
 

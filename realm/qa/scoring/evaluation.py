@@ -17,6 +17,7 @@ from realm.qa.scoring.metrics import (
     OURS,
     RECALL_AT,
     Scoring,
+    contains_answer,
     f1,
     first_hit,
     is_correct,
@@ -30,12 +31,14 @@ from realm.qa.scoring.significance import percent, wilson_interval
 class ReportJson(TypedDict):
     """The output of `realm evaluate`, in percent. The recall at k is null if fewer than k passages were requested.
 
-    Without a span reader, `em`, `em_ci95`, `f1` and `confidence` are null.
+    Without a span reader, `em`, `em_ci95`, `contains`, `f1` and `confidence` are null.
     """
 
     n: int
     em: float | None
     em_ci95: list[float] | None
+    contains: float | None
+    """Percentage of the questions whose predicted answer is correct or contains a correct answer."""
     f1: float | None
     recall: dict[str, float | None]
     mrr: float
@@ -48,11 +51,12 @@ class Outcome(TypedDict):
     """The outcome of one question.
 
     `f1` is between 0 and 1. `rank` is the rank of the first hit, counted from 1; 0 if there is no hit. Without a span reader,
-    `correct`, `f1` and `probability` are null.
+    `correct`, `contains`, `f1` and `probability` are null.
     """
 
     id: str
     correct: bool | None
+    contains: bool | None
     f1: float | None
     rank: int
     probability: float | None
@@ -69,6 +73,8 @@ class Report(NamedTuple):
 
     correct_N: np.ndarray | None
     """bool: exact match or pattern match; None if there are no predictions."""
+    contains_N: np.ndarray | None
+    """bool: the prediction is correct or contains an answer; None if there are no predictions."""
     f1_N: np.ndarray | None
     """float: token F1; for questions with patterns, 1 if correct, else 0; None if there are no predictions."""
     first_hit_N: np.ndarray
@@ -87,6 +93,7 @@ class Report(NamedTuple):
             "n": len(self.first_hit_N),
             "em": None if self.correct_N is None else percent(self.correct_N.mean()),
             "em_ci95": None if self.correct_N is None else _interval(self.correct_N),
+            "contains": None if self.contains_N is None else percent(self.contains_N.mean()),
             "f1": None if self.f1_N is None else percent(self.f1_N.mean()),
             "recall": {
                 str(k): round(recall_at(self.first_hit_N, k), 2) if k <= self.depth else None
@@ -95,8 +102,8 @@ class Report(NamedTuple):
             "mrr": percent(mean_reciprocal_rank(self.first_hit_N)),
             "confidence": (
                 None
-                if self.correct_N is None or self.confidence is None
-                else self.confidence.as_dict(self.correct_N)
+                if self.contains_N is None or self.confidence is None
+                else self.confidence.as_dict(self.contains_N)
             ),
         }
         by_title = self._title_recall()
@@ -119,7 +126,8 @@ class Report(NamedTuple):
         if summary["em"] is not None and summary["em_ci95"] is not None:
             low, high = summary["em_ci95"]
             lines.append(
-                f"answers: {summary['em']:g}% exact (95% interval {low:g} to {high:g}), F1 {summary['f1']:g}%"
+                f"answers: {summary['em']:g}% exact (95% interval {low:g} to {high:g}), {summary['contains']:g}% "
+                f"contain a right answer, F1 {summary['f1']:g}%"
             )
         lines.append(
             f"passages: questions with an answer in the first k passages: {recall}; mean reciprocal rank {summary['mrr']:g}%"
@@ -127,20 +135,28 @@ class Report(NamedTuple):
         if "title_recall" in summary:
             shares = ", ".join(f"{share:g}% for k={k}" for k, share in summary["title_recall"].items())
             lines.append(f"titles: questions with a gold title among the first k passages: {shares}")
-        if self.confidence is not None and self.correct_N is not None:
-            lines += self.confidence.lines(self.correct_N)
+        if self.confidence is not None and self.contains_N is not None:
+            lines += self.confidence.lines(self.contains_N)
         return lines
 
     def outcomes(self, questions: Sequence[Question]) -> list[Outcome]:
         """The outcome of each question, in the order of the questions."""
         nothing = [None] * len(questions)
         correct = nothing if self.correct_N is None else self.correct_N.tolist()
+        containing = nothing if self.contains_N is None else self.contains_N.tolist()
         scores = nothing if self.f1_N is None else self.f1_N.tolist()
         sure = nothing if self.confidence is None else self.confidence.probability_N.tolist()
-        rows = zip(questions, correct, scores, self.first_hit_N, sure, strict=True)
+        rows = zip(questions, correct, containing, scores, self.first_hit_N, sure, strict=True)
         return [
-            {"id": question.id, "correct": right, "f1": score, "rank": int(rank), "probability": probability}
-            for question, right, score, rank, probability in rows
+            {
+                "id": question.id,
+                "correct": right,
+                "contains": contains,
+                "f1": score,
+                "rank": int(rank),
+                "probability": probability,
+            }
+            for question, right, contains, score, rank, probability in rows
         ]
 
 
@@ -177,13 +193,14 @@ def evaluate(
     first_title_N = None if titles is None else np.array(title_hits)
     retrieval = np.array(hits), longest if depth is None else depth, first_title_N
     if predictions is None:
-        return Report(None, None, *retrieval)
-    correct, scores = [], []
+        return Report(None, None, None, *retrieval)
+    correct, containing, scores = [], [], []
     for question, prediction in zip(questions, predictions, strict=True):
         right = is_correct(prediction, question, scoring)
         correct.append(right)
+        containing.append(contains_answer(prediction, question, scoring))
         scores.append(float(right) if question.regex else f1(prediction, question.answers, scoring.normalise))
-    return Report(np.array(correct), np.array(scores), *retrieval)
+    return Report(np.array(correct), np.array(containing), np.array(scores), *retrieval)
 
 
 def _first_title(titles: Sequence[str], question: Question) -> int:

@@ -125,6 +125,16 @@ def has_answer(text: str, question: Question, contains: Containment = "tokens") 
     return any(found in tokens for found in map(_tokens, question.answers) if found.strip())
 
 
+def contains_answer(prediction: str, question: Question, scoring: Scoring = OURS) -> bool:
+    """Whether the prediction is correct, or contains an answer with more words, as a person would accept it.
+
+    >>> q = Question("1", "who discovered penicillin?", ("Alexander Fleming",))
+    >>> is_correct("Sir Alexander Fleming", q), contains_answer("Sir Alexander Fleming", q)
+    (False, True)
+    """
+    return is_correct(prediction, question, scoring) or has_answer(prediction, question, scoring.contains)
+
+
 class _Spaced(dict[int, str]):
     """Table for `str.translate`: spaces around punctuation and symbols, and spaces for separators and control characters."""
 
