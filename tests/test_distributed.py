@@ -139,10 +139,11 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
             launch += f"--nnodes {1 if restarts else 2}:2 --rdzv-id {name} --rdzv-backend c10d".split()
             launch += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", f"127.0.0.{machine}"]
             launch += ["--rdzv-conf", f"is_host={machine == 1}"]  # otherwise both would be the host
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}  # for torchrun's logs
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *launch, "-m", "realm", *arguments, "--out", str(tmp_path / name)],
-                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=log, start_new_session=True,
+                env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
     return begin
