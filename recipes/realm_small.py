@@ -52,8 +52,8 @@ PAIR_COPIES = 2
 FIRST = 5
 """A question without a passage is used if one of the first `FIRST` retrieved passages contains an answer."""
 CALIBRATED_BY = 200
-"""Number of dev questions of SQuAD, and of qed, for the calibration. Answers to questions without passages would be judged by
-answers from other texts, so that many right answers would count as wrong."""
+"""Number of dev questions of SQuAD, and of qed, for the calibration. Questions without passages are not
+used: their answers come from other texts, so many right answers would count as wrong."""
 STEERED_BY = 200
 """Number of dev questions of SQuAD, and of qed, that select the best step. The remaining dev questions are for measurements."""
 

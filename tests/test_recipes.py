@@ -83,8 +83,7 @@ def test_what_it_prepares_is_whole_and_apart(tmp_path: Path) -> None:
         "again": 60 * 60 + 55 * 60,
         "pairs": 9 - 3 + 1,
         "steering": 400,
-        "squad_calibration": 160,
-        "qed_calibration": 200,
+        "calibration": 360,
         "squad_dev": 0,
         "qed_dev": 260,
         "paragraphs": 132,
@@ -92,15 +91,7 @@ def test_what_it_prepares_is_whole_and_apart(tmp_path: Path) -> None:
     }
     asked = [
         row["id"]
-        for name in (
-            "train",
-            "steering",
-            "squad_calibration",
-            "qed_calibration",
-            "squad_dev",
-            "qed_dev",
-            "pairs",
-        )
+        for name in ("train", "steering", "calibration", "squad_dev", "qed_dev", "pairs")
         for row in made[name]
     ]
     assert len(asked) == len(set(asked))
@@ -123,18 +114,10 @@ def test_questions_without_passages_are_read_where_a_passage_with_the_answer_was
     ]
     for name, made in (("pairs", pairs), ("hits", hits), ("again", [question(1, 1)])):
         write(tmp_path / f"{name}.jsonl", made)
-    for name in ("squad", "qed"):
-        write(tmp_path / f"{name}_calibration.jsonl", [question(2, 2)])
     RECIPE.mix(tmp_path)
-    train, dev = (
-        [row["id"] for row in RECIPE.rows(tmp_path / name)] for name in ("asked.jsonl", "calibration.jsonl")
-    )
-    assert dev[:2] == ["q2", "q2"]
-    assert len(dev) == 2 + 20 // 10
-    assert len(train) == len(set(train)) == 1 + RECIPE.PAIR_COPIES * 18
-    assert {int(name.split("-")[0]) for name in train if name != "q1"} == set(range(1, 40, 2)) - {
-        int(name) for name in dev[2:]
-    }
+    train = [row["id"] for row in RECIPE.rows(tmp_path / "asked.jsonl")]
+    assert len(train) == len(set(train)) == 1 + RECIPE.PAIR_COPIES * 20
+    assert {int(name.split("-")[0]) for name in train if name != "q1"} == set(range(1, 40, 2))
 
 
 def test_the_mean_of_two_readers_has_the_mean_of_their_weights_and_the_stages_of_both(
@@ -167,7 +150,9 @@ def test_every_stage_is_a_command_with_settings_of_that_command(stage: str) -> N
 
 
 def test_every_stage_uses_what_is_prepared_or_what_an_earlier_one_makes() -> None:
-    there = {f"{name}.jsonl" for name in ("paragraphs", "articles", "train", "steering", "pairs")}
+    there = {
+        f"{name}.jsonl" for name in ("paragraphs", "articles", "train", "steering", "calibration", "pairs")
+    }
     for product, stage in RECIPE.STAGES:
         words = shlex.split(stage) if isinstance(stage, str) else []
         used = {
@@ -177,8 +162,6 @@ def test_every_stage_uses_what_is_prepared_or_what_an_earlier_one_makes() -> Non
         }
         assert used <= there, stage
         there.add(product)
-        if product == "asked.jsonl":
-            there.add("calibration.jsonl")
 
 
 def test_encoder_of_the_mini_recipe_has_half_the_bits_and_names_its_text(tmp_path: Path) -> None:

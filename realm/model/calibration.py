@@ -1,4 +1,4 @@
-"""Calibration: computes the probability that an answer is right from the share of the answer and from features.
+"""Calibration: computes the probability that an answer contains a right answer from the share of the answer and from features.
 
 The *share* of an answer is the softmax probability of the answer's spans among all spans of the passages read.
 """
@@ -22,7 +22,7 @@ class Features(NamedTuple):
     inner: float = 0.0
     """Inner product of the vectors of the question and of the answer's passage."""
     ranking: float = 0.0
-    """Hybrid score of the answer's passage, or 0 if another method ranked the passage."""
+    """Hybrid score of the answer's passage, or 0 if another method ranked the passage: then the calibration uses `typical`."""
     span: float = 0.0
     """The reader's score of the span."""
 
@@ -43,17 +43,19 @@ class Calibration:
     ranking: float = 0.0
     span: float = 0.0
     offset: float = 0.0
+    typical: float = 0.0
+    """The mean of the feature `ranking` over the questions of the fit, which replaces the feature if another method ranked."""
     threshold: float = 0.0
     """If the best answer has a lower probability, the answer is reported as a guess and not as found."""
     method: Method = "dense"
     """The method that ranked the passages when the calibration was fitted, and the default method of the model."""
 
     def __post_init__(self) -> None:
-        others = (self.inner, self.ranking, self.span, self.offset)
+        others = (self.inner, self.ranking, self.span, self.offset, self.typical)
         if not (0 < self.slope < math.inf and all(map(math.isfinite, others)) and 0 <= self.threshold <= 1):
             raise ValueError(
-                f"slope is {self.slope}, (inner, ranking, span, offset) is {others}, threshold is {self.threshold}: slope must "
-                "be above 0 and finite, threshold must be between 0 and 1, and the other values must be finite"
+                f"slope is {self.slope}, (inner, ranking, span, offset, typical) is {others}, threshold is {self.threshold}: "
+                "slope must be above 0 and finite, threshold must be between 0 and 1, and the other values must be finite"
             )
 
     def probability(self, share: float, features: Features = NO_FEATURES) -> float:
@@ -67,7 +69,7 @@ class Calibration:
         if share <= 0:
             return 0.0
         inner, ranking, span = features
-        added = self.offset + self.inner * inner + self.ranking * ranking + self.span * span
+        added = self.offset + self.inner * inner + self.ranking * (ranking or self.typical) + self.span * span
         if self.slope == 1 and added == 0:
             return share
         share = min(share, HIGHEST)

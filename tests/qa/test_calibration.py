@@ -91,6 +91,24 @@ def test_features_detect_questions_without_their_positives() -> None:
     assert declined > by_shares + 0.2
 
 
+def test_without_a_hybrid_score_the_probability_is_that_of_a_typical_hybrid_score() -> None:
+    said, right_N, without = drawn(500, WARY)
+    ranking_N = np.random.default_rng(3).normal(14.0, 2.0, 500)
+
+    def ranked(evidence: Evidence, by: np.ndarray) -> Evidence:
+        pairs = zip(evidence.features_N, by, strict=True)
+        return evidence._replace(features_N=[one._replace(ranking=float(score)) for one, score in pairs])
+
+    hybrid = ranked(said, ranking_N + 2 * right_N)
+    fitted = fit(hybrid, right_N, ranked(without, ranking_N - 2))
+    assert fitted.ranking > 0.1
+    np.testing.assert_allclose(
+        said.probability_N(fitted),
+        ranked(said, np.full(500, hybrid.odds_NF()[:, 2].mean())).probability_N(fitted),
+    )
+    assert said.probability_N(fitted).mean() == pytest.approx(right_N.mean(), abs=0.05)
+
+
 def test_calibration_error_is_that_of_a_plain_loop_over_ten_bins() -> None:
     said, right_N, _ = drawn(300, seed=2)
     share_N = said.share_N

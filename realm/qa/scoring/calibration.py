@@ -182,7 +182,8 @@ def fit(answered: Evidence, right_N: np.ndarray, without: Evidence) -> Calibrati
         raise InputError(
             "answers with a higher probability are not right more often: there is nothing to calibrate"
         )
-    curve = Calibration(slope=slope, inner=inner, ranking=ranking, span=span, offset=offset)
+    typical = float(np.mean([one.ranking for one in answered.features_N]))
+    curve = Calibration(slope=slope, inner=inner, ranking=ranking, span=span, offset=offset, typical=typical)
     right_n = answered.probability_N(curve)[right_N]
     return replace(curve, threshold=round(float(np.quantile(right_n, RIGHT_LOST)), 3))
 

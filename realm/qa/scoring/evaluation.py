@@ -74,7 +74,7 @@ class Report(NamedTuple):
     correct_N: np.ndarray | None
     """bool: exact match or pattern match; None if there are no predictions."""
     contains_N: np.ndarray | None
-    """bool: the prediction is correct or contains an answer; None if there are no predictions."""
+    """bool: the prediction is correct or contains a right answer; None if there are no predictions."""
     f1_N: np.ndarray | None
     """float: token F1; for questions with patterns, 1 if correct, else 0; None if there are no predictions."""
     first_hit_N: np.ndarray
