@@ -126,8 +126,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--scoring",
         choices=("realm", "orqa", "dpr", "squad"),
         default="realm",
-        help="rules for exact match, and for whether a passage contains an answer: those of realm (default) or of a "
-        "published script",
+        help="rules for exact match, and for whether an answer or a passage contains a right answer: those of realm "
+        "(default) or of a published script",
     )
     evaluate.add_argument(
         "--predictions",
