@@ -132,8 +132,8 @@ def _config_path(file: str, folder: Path = Path()) -> Path:
 def _read_tables(path: Path, above: Sequence[Path] = ()) -> tuple[dict[str, Any], str]:
     """The tables of a file, and its name for error messages, which also names the bases.
 
-    A file with a base has the tables of both. If both have a table, the keys of the file replace those of the base. A key that
-    is itself a table is replaced as a whole. `above` are the files whose base is this file.
+    The tables of the base are the defaults: a key of the file replaces the same key of the base, as a whole even if its value
+    is a table. `above` are the files whose base is this file.
     """
     tables = _read_toml(path)
     base = tables.pop(BASE, None)

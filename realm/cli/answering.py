@@ -126,7 +126,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--scoring",
         choices=("realm", "orqa", "dpr", "squad"),
         default="realm",
-        help="rules for exact match, and for whether an answer or a passage contains a right answer: those of realm "
+        help="rules that decide whether an answer is exact, and whether a text contains a right answer: the rules of realm "
         "(default) or of a published script",
     )
     evaluate.add_argument(

@@ -195,7 +195,7 @@ class TablePlan:
             )
 
     def _check_trained(self) -> None:
-        """Checks the settings with which each start, reader and row is trained: those of a row can contradict the preset.
+        """Checks the settings of each training. The settings of a row can contradict those of the preset.
 
         Raises:
             InputError: a start, a reader or a row cannot be trained with its settings.

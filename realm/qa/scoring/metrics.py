@@ -126,7 +126,7 @@ def has_answer(text: str, question: Question, contains: Containment = "tokens") 
 
 
 def contains_answer(prediction: str, question: Question, scoring: Scoring = OURS) -> bool:
-    """Whether the prediction is correct, or contains an answer with more words, as a person would accept it.
+    """Whether the prediction is correct, or contains an answer as `has_answer` defines it. People accept most such answers.
 
     >>> q = Question("1", "who discovered penicillin?", ("Alexander Fleming",))
     >>> is_correct("Sir Alexander Fleming", q), contains_answer("Sir Alexander Fleming", q)
