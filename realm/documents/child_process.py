@@ -61,11 +61,13 @@ MOST_SECONDS = 120
 class ReaderProcess(AbstractContextManager["ReaderProcess"]):
     """A child process that reads one file after the other. It starts with the first file and ends with the `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, shows: bool = True) -> None:
+        """With `shows`, a progress bar counts the pages of a long file."""
+        self._shows = shows
         self._child: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-        """The records of a file in one of the formats of `MODULES`. A progress bar counts the pages of a long file."""
+        """The records of a file in one of the formats of `MODULES`."""
         child = self._child = self._child or _start()
         assert child.stdin is not None and child.stdout is not None
         with ExitStack() as whatever_comes, ExitStack() as shown:
@@ -82,7 +84,9 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
                     if bar is None:
                         name = shortened(path.name, 30)
                         bar = shown.enter_context(
-                            progress(total=total, description=name, unit="page", leave=False)
+                            progress(
+                                total=total, description=name, unit="page", shown=self._shows, leave=False
+                            )
                         )
                     bar.update(done - bar.n)
                 elif kind == "end":

@@ -34,8 +34,9 @@ CODE = (
 class KeepingReader(AbstractContextManager["KeepingReader"]):
     """Reads files in a child process, and keeps their documents in the database `kept`, if one is given."""
 
-    def __init__(self, kept: Path | None = None):
-        self._child = ReaderProcess()
+    def __init__(self, kept: Path | None = None, shows: bool = True):
+        """With `shows`, a progress bar counts the pages of a long file."""
+        self._child = ReaderProcess(shows)
         self._kept = None if kept is None else KeptValues(kept, "files", "all files are read again")
 
     def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:

@@ -3,7 +3,8 @@
 A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump. A worker refuses
 a block if a local file does not have the same size and time as on the machine of the command, if a file cannot be opened or
 copied, or if a library is missing; another worker, or the process of the command, then reads the whole block. No worker is
-asked to read a dump that cannot be split. On this machine, workers are asked to read only parts of dumps.
+asked to read a dump that cannot be split. On this machine, workers are asked to read only what takes longer to read than to
+tag: parts of dumps, and PDF and Word files.
 """
 
 import os
@@ -47,8 +48,8 @@ REMOTE = State(0, 0)
 NOT_HERE = (Reason.NOT_OPENED, Reason.NOT_INSTALLED)
 """Reasons why another machine may read a file."""
 
-Redirects = tuple[list[tuple[str, str]], bool]
-"""Title and target of each redirect in a part of a dump, and whether the part is damaged."""
+Redirects = list[tuple[str, str]]
+"""Title and target of each redirect in a part of a dump."""
 
 
 class Map(Protocol):
@@ -63,22 +64,13 @@ class Map(Protocol):
     ) -> Generator[Any, None, None]: ...
 
 
-class SplitDump(NamedTuple):
-    """A dump that is read in parts. A dump that is listed twice has two numbers."""
-
-    number: int
-    """The number of files that are listed before the dump."""
-    path: Path
-
-
 class Block(NamedTuple):
     """Files with their states. A worker compares the states with those on its own machine."""
 
     files: list[tuple[SourceFile | RemoteFile, State | None]]
     """No worker reads a block that has a file without a state."""
-    dump: SplitDump | None = None
-    """The dump, if the block is a part of a dump."""
     part: DumpPart | None = None
+    """The part, if the block is a part of a dump."""
     key: bytes | None = None
     """Key in `KeptBlocks` of a part of a dump, or of a PDF or Word file; None if the records are not kept."""
     known: bool = False
@@ -122,21 +114,31 @@ def read_on_ray(
 def read_in_processes(
     found: Sequence[SourceFile | RemoteFile], limits: Limits, processes: int, kept: Path | None
 ) -> Iterator[Record | Unreadable]:
-    """The records and problems of files, in order. Several processes read the parts of dumps.
+    """The records and problems of files, in order. Several processes read the parts of dumps, and PDF and Word files.
 
     Parsed pages of dumps, and PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
     Raises:
         RealmError: the processes were killed repeatedly during the same work.
     """
-    dumps = _parts_of_dumps(found, split=processes > 1)
-    mapped = partial(map_in_processes, processes=processes)
-    if any(dumps.values()):
-        blocks = _blocks(found, dumps, lambda file: None, kept)
-        yield from _read(blocks, dumps, limits, mapped, kept)
+    dumps = _parts_of_dumps(found)
+    workers = min(processes, sum(map(len, dumps.values())) + sum(map(_is_kept, found)))
+    mapped: Map = partial(map_in_processes, processes=workers) if workers > 1 else _map_here
+    if workers > 1 or any(dumps.values()):
+        blocks = _blocks(found, dumps, _state_if_kept, kept)
+        yield from _read(blocks, dumps, limits, mapped, kept, worker_kept=kept, processes=processes)
     else:
         with _redirects_of_dumps(dumps, mapped) as redirects:
-            yield from records_of((keeping(one, kept, redirects) for one in found), limits, kept)
+            files = (keeping(one, kept, redirects, processes) for one in found)
+            yield from records_of(files, limits, kept)
+
+
+def _map_here(
+    prepare: Callable[[], Callable[[Any], Iterable[Any]]], items: Iterator[Any], *, own: OwnWork[Any, Any]
+) -> Generator[Any, None, None]:
+    """A `Map` without workers."""
+    for item in items:
+        yield from own.function(item)
 
 
 def _read(
@@ -146,32 +148,30 @@ def _read(
     mapped: Map,
     kept: Path | None = None,
     known: KeptBlocks | None = None,
+    worker_kept: Path | None = None,
+    processes: int | None = None,
 ) -> Iterator[Record | Unreadable]:
+    """`kept` is the database of the process of the command, and `worker_kept` that of workers on this machine. `processes`
+    processes parse a dump that is read as a whole."""
     with ExitStack() as opened:
         child = opened.enter_context(KeepingReader(kept))
         redirects = opened.enter_context(_redirects_of_dumps(dumps, mapped))
-        damaged: SplitDump | None = None
 
         def read(file: SourceFile | RemoteFile, _: State | None = None) -> Iterator[Record | Unreadable]:
-            return records_of_file(keeping(file, kept, redirects), limits, child)
+            return records_of_file(keeping(file, kept, redirects, processes), limits, child)
 
         own = OwnWork(partial(_found, records=read), lambda block: block.is_own)
-        results = mapped(partial(prepare_reading, Path.cwd(), limits), blocks, own=own)
-        for one, split in _records(opened.enter_context(closing(results)), read, known):
-            if split is None:
-                yield one
-            elif split != damaged:  # what follows the damage of a dump is left out
-                yield resolved(one, redirects[split.path])
-                if isinstance(one, Unreadable) and one.where == str(split.path):
-                    damaged = split
+        results = mapped(partial(prepare_reading, Path.cwd(), limits, worker_kept), blocks, own=own)
+        for one, part in _records(opened.enter_context(closing(results)), read, known):
+            yield one if part is None else resolved(one, redirects[part.path])
 
 
 def _records(
     results: Iterable[Found],
     read: Callable[[SourceFile | RemoteFile], Iterator[Record | Unreadable]],
     known: KeptBlocks | None,
-) -> Iterator[tuple[Record | Unreadable, SplitDump | None]]:
-    """Each record with its dump, or with None. The records of blocks that have a key are kept."""
+) -> Iterator[tuple[Record | Unreadable, DumpPart | None]]:
+    """Each record with the part of a dump that it is from, or with None. The records of blocks that have a key are kept."""
     unkept: bytes | None = None  # key of a block that was not read to its end; another reading may succeed
     for found in results:
         block, records = found.block, iter(found.records)
@@ -182,13 +182,13 @@ def _records(
                 unkept = block.key
             elif block.key != unkept:
                 known.keep(block.key, found.number, found.records, found.last)
-        yield from ((one, block.dump) for one in records)
+        yield from ((one, block.part) for one in records)
 
 
 def _fails(one: Record | Unreadable, block: Block) -> bool:
-    """Whether a block was not read to its end. A problem of a page of a dump names the page; a problem of the part names the
+    """Whether a block was not read completely. A problem of a page of a dump names the page; a problem of the part names the
     dump."""
-    return isinstance(one, Unreadable) and (block.dump is None or one.where == str(block.dump.path))
+    return isinstance(one, Unreadable) and (block.part is None or one.where == str(block.part.path))
 
 
 def _has_changed(block: Block) -> bool:
@@ -230,11 +230,9 @@ def _key(block: Block, limits: Limits) -> bytes | None:
     return key_of_file(file[1], state, limits) if len(block.files) == 1 else None
 
 
-def _parts_of_dumps(
-    found: Sequence[SourceFile | RemoteFile], split: bool = True
-) -> dict[Path, list[DumpPart]]:
-    """The parts of each local dump; an empty list for a dump that cannot be split, or is not to be split."""
-    return {path: _parts_of(path) if split else [] for path in map(_path_of_dump, found) if path}
+def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
+    """The parts of each local dump; an empty list for a dump that cannot be split."""
+    return {path: _parts_of(path) for path in map(_path_of_dump, found) if path}
 
 
 def _path_of_dump(file: SourceFile | RemoteFile) -> Path | None:
@@ -258,6 +256,11 @@ def _state(file: SourceFile | RemoteFile) -> State | None:
     return state_of(file[1]) if os.access(file[1], os.R_OK) else None
 
 
+def _state_if_kept(file: SourceFile | RemoteFile) -> State | None:
+    """The state of a file that a worker on this machine reads."""
+    return _state(file) if _is_kept(file) else None
+
+
 def _is_own(file: SourceFile | RemoteFile, state: State | None) -> bool:
     """Whether only the process of the command reads a file."""
     return state is None and not isinstance(file, Unreadable)
@@ -276,7 +279,7 @@ def _blocks(
 ) -> Iterator[Block]:
     """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`."""
     block, size = Block([]), 0
-    for number, file in enumerate(found):
+    for file in found:
         path = _path_of_dump(file)
         parts = dumps[path] if path else ()
         state = state_of_file(file)
@@ -288,7 +291,7 @@ def _blocks(
         if parts:
             for part in parts:
                 source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
-                yield Block([(source, state_of(part.path))], SplitDump(number, part.path), part)
+                yield Block([(source, state_of(part.path))], part)
         elif alone:
             yield Block([(file, state)])
         else:
@@ -320,41 +323,32 @@ def _redirects_of_dumps(
 
 
 def _read_redirects(parts: Sequence[DumpPart], redirects: Mapping[Path, KeyTable], mapped: Map) -> None:
-    """Adds the titles and the targets of all redirects of the dumps. Redirects that follow damage are not added."""
+    """Adds the titles and the targets of all redirects of the dumps."""
     if not parts:
         return
-    damaged: set[Path] = set()
     items = ((part, state_of(part.path)) for part in parts)
     prepare = partial(_prepare_redirects, Path.cwd())
-    own: OwnWork[Any, Redirects] = OwnWork(lambda item: [_redirects_of(item[0])], lambda item: False)
+    own: OwnWork[Any, Redirects] = OwnWork(lambda item: [redirects_of_part(item[0])], lambda item: False)
     with closing(mapped(prepare, items, own=own)) as found:
         read = progress(found, total=len(parts), description="read redirects", unit="part", leave=False)
-        for part, (pairs, is_damaged) in zip(parts, read, strict=True):
-            if part.path not in damaged:
-                for title, target in pairs:
-                    redirects[part.path].put(key_of(title), target)
-                if is_damaged:
-                    damaged.add(part.path)
-
-
-def _redirects_of(part: DumpPart) -> Redirects:
-    pairs: list[tuple[str, str]] = []
-    with suppress(Unreadable, OSError, EOFError):  # damage is reported when the dump is read again
-        pairs.extend(redirects_of_part(part))
-        return pairs, False
-    return pairs, True
+        for part, pairs in zip(parts, read, strict=True):
+            for title, target in pairs:
+                redirects[part.path].put(key_of(title), target)
 
 
 # --- in a worker ---------------------------------------------------------------------------------
 
 
-def prepare_reading(folder: Path, limits: Limits) -> Callable[[Block], Iterator[Found]]:
+def prepare_reading(
+    folder: Path, limits: Limits, kept: Path | None = None
+) -> Callable[[Block], Iterator[Found]]:
     """A function that reads the files of a block. Paths are relative to `folder`, the current folder of the command.
 
-    The function raises Refused if this machine does not see a file of the block, or cannot read it.
+    PDF and Word files are kept in the database `kept`. The function raises Refused if this machine does not see a file of the
+    block, or cannot read it.
     """
     is_here = _enter(folder)
-    child = KeepingReader()
+    child = KeepingReader(kept, shows=False)
     unreachable: dict[str, RealmError] = {}
     """Server of remote files that this machine cannot reach -> the error. Each attempt can take half a minute."""
 
@@ -421,7 +415,7 @@ def _prepare_redirects(
         part, state = item
         if not is_here or state is None or state != state_of(part.path):
             raise Refused(f"{gethostname()} does not see {part.path}")
-        return [_redirects_of(part)]
+        return [redirects_of_part(part)]
 
     return read
 

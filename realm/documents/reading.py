@@ -52,8 +52,8 @@ class LeftOut(NamedTuple):
 class ReadingReport:
     """Counts of what was read and what was left out, which are updated while the documents are read."""
 
-    MOST = 100_000
-    """Most files, lines and rows that are listed; further files, lines and rows are only counted."""
+    MOST = 20_000
+    """Most files, lines and rows that are listed for each reason; further files, lines and rows are only counted."""
 
     def __init__(self) -> None:
         self.documents = 0
@@ -70,9 +70,9 @@ class ReadingReport:
         where = printable(problem.where)
         self.reasons[problem.reason] += 1
         names = self._names.setdefault(problem.reason, [])
-        if len(names) < _NAMED:
+        if len(names) < _NAMED and where not in names:  # a dump can be damaged in several places
             names.append(where)
-        if len(self.left_out) < self.MOST:
+        if self.reasons[problem.reason] <= self.MOST:
             self.left_out.append(LeftOut(where, problem.reason, printable(str(problem))))
 
     def assume(self, where: str, encoding: str) -> None:
@@ -90,10 +90,9 @@ class ReadingReport:
             listed.unlink(missing_ok=True)
             return self.lines()
         write_json_lines(listed, (one._asdict() for one in self.left_out))
-        return [
-            *self.lines(),
-            f"{listed} lists all that was left out (with --strict, the first problem is an error)",
-        ]
+        is_complete = max(self.reasons.values()) <= self.MOST
+        what = "all that was left out" if is_complete else f"the first {self.MOST:,} of each reason"
+        return [*self.lines(), f"{listed} lists {what} (with --strict, the first problem is an error)"]
 
     def lines(self) -> list[str]:
         """A line for each reason, and lines about assumed encodings and fields, each with counts and the first names."""
@@ -146,9 +145,9 @@ def read_documents(
     Files in the folders `but` are not read. With `headings`, documents of formats with headings have sections. The sources are
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
-    cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read the parts of dumps
-    that can be split. The database `kept`, which is made if it does not exist, keeps the parsed pages of dumps and the text of
-    PDF and Word files, which are not parsed again.
+    cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read PDF and Word files,
+    and the parts of dumps that can be split. The database `kept`, which is made if it does not exist, keeps the parsed pages of
+    dumps and the text of PDF and Word files, which are not parsed again.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The

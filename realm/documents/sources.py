@@ -64,16 +64,20 @@ def state_of(path: Path) -> State | None:
 
 
 def keeping(
-    file: SourceFile | RemoteFile, kept: Path | None, redirects: Mapping[Path, KeyTable]
+    file: SourceFile | RemoteFile,
+    kept: Path | None,
+    redirects: Mapping[Path, KeyTable],
+    processes: int | None = None,
 ) -> SourceFile | RemoteFile:
-    """A dump whose parsed pages are kept in the database `kept`, and whose links follow the redirects of this file, if they are
-    given; any other file is unchanged."""
+    """A dump that `processes` processes parse (None: one per core), whose parsed pages are kept in the database `kept`, and
+    whose links follow the redirects of this file, if they are given; any other file is unchanged."""
     if isinstance(file, Unreadable):
         return file
+    parsed = partial(dump, kept=kept, processes=processes)
     if isinstance(file, RemoteFile):
-        return file._replace(reader=partial(dump, kept=kept)) if file.reader is dump else file
+        return file._replace(reader=parsed) if file.reader is dump else file
     reader, path = file
-    return (partial(dump, kept=kept, redirects=redirects.get(path)), path) if reader is dump else file
+    return (partial(parsed, redirects=redirects.get(path)), path) if reader is dump else file
 
 
 def _is_read(path: Path) -> bool:

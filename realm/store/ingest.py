@@ -165,8 +165,7 @@ def build(
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
     merged = originals(table, again)
     write_merged(work, {document: again[document] for document in merged})
-    for path in work.glob(f"{PARSED}*"):
-        path.unlink()
+    remove_parsed(work)
     put_in_place(work, target)
     return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty, merged)
 
@@ -174,6 +173,12 @@ def build(
 def unfinished_folder(target: Path) -> Path:
     """The folder in which the knowledge base `target` is built."""
     return target.with_name(f"{target.name}.building")
+
+
+def remove_parsed(folder: Path) -> None:
+    """Removes the database `PARSED` of a folder, if there is one."""
+    for path in folder.glob(f"{PARSED}*"):  # SQLite adds endings
+        path.unlink()
 
 
 @contextmanager

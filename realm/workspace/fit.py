@@ -10,6 +10,7 @@
 
 A fit continues an interrupted fit, because the files on disk show which steps are complete:
 
+    WORKSPACE/parsed.sqlite       text of PDF and Word files, from step 1 to step 6
     WORKSPACE/kb/                 exists after step 2 (kb.building during step 2)
     WORKSPACE/documents.json      ids of the documents that came from the sources
     WORKSPACE/questions.jsonl     exists after step 3: the made questions for step 5
@@ -39,7 +40,7 @@ from realm.progress import duration
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import MadeQuestion, make_questions
-from realm.store.ingest import TABLE
+from realm.store.ingest import PARSED, TABLE, remove_parsed
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.table import newest_version
 from realm.train import adapt
@@ -197,6 +198,7 @@ class _Fit:
         assert version is not None
         report = {**report, "stamp": stamped, "kb_version": version, "examples": examples}
         self._write(report)
+        remove_parsed(self.folder)
         return report
 
     def _put_start(self) -> bool:
@@ -334,7 +336,7 @@ def _check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, but a workspace is a folder")
-    names = {path.name for path in folder.iterdir()} - {LOCK}
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(PARSED)} - {LOCK}
     if names and not names & {KB, f"{KB}.building", REPORT}:
         raise InputError(f"{folder} exists and is not a workspace: use another folder")
 

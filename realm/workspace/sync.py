@@ -14,9 +14,10 @@ from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import ConflictError, InputError
 from realm.files import write_json
 from realm.folders import remove
+from realm.local_processes import FRESH, default_processes
 from realm.model.folder import Model
 from realm.progress import counted, progress
-from realm.store.ingest import TABLE, DocumentsChanged, NoText, build, unfinished_folder
+from realm.store.ingest import PARSED, TABLE, DocumentsChanged, NoText, build, unfinished_folder
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import newest_version
@@ -33,6 +34,9 @@ from realm.workspace.sources import (
     watched_documents,
 )
 
+PROCESSES = 1 if FRESH else default_processes()
+"""Processes that read and tag documents. Spawned processes would need `if __name__ == "__main__":` in the program that calls
+`realm.fit`."""
 _log = logging.getLogger(__name__)
 
 
@@ -56,6 +60,8 @@ class Changes(NamedTuple):
 def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool) -> SourceDocuments:
     """The documents of the sources; files inside the workspace `folder` are not read.
 
+    The text of PDF and Word files is kept in the workspace until the fit is complete.
+
     Raises:
         InputError: the sources contain no text, or `strict` is set and a file cannot be read.
     """
@@ -69,6 +75,8 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
         report,
         (folder,),
         config.reads_headings,
+        kept=folder / PARSED,
+        processes=PROCESSES,
         names=config.names,
     )
     documents = list(progress(found, total=None, description="read", unit="document"))
@@ -101,7 +109,7 @@ class Sync:
     def _build(self, read: SourceDocuments) -> Changes:
         config, tokenizer = self._kb_config(), self.start.tokenizer
         tokenizer.name = self.config.start
-        tagger = load_tagger(config.tagger)
+        tagger = load_tagger(config.tagger, PROCESSES)
         total = len(read.documents)
         try:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
@@ -125,7 +133,7 @@ class Sync:
     def _update(self, read: SourceDocuments) -> Changes:
         """Adds new documents, replaces changed documents, and deletes documents that the sources no longer contain."""
         kb = KnowledgeBase.open(self.kb_folder)
-        tagger = load_tagger(self.config.tagger)
+        tagger = load_tagger(self.config.tagger, PROCESSES)
         self._check_same(kb, tagger)
         before = listed_documents(self.folder) | watched_documents(
             self.folder, (*self.sources, *self.dropped)

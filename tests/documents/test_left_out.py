@@ -49,6 +49,27 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+def test_many_problems_of_one_reason_leave_room_for_those_of_others_in_the_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReadingReport, "MOST", 3)
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    for number in range(5):
+        (docs / f"{number}.txt").write_bytes(b"")
+    (docs / "9.pdf").write_bytes(b"%PDF-1.7 cut")
+    (docs / "a.txt").write_text("A town.")
+    _, report = read(docs)
+    assert [Path(one.where).name for one in report.left_out] == ["0.txt", "1.txt", "2.txt", "9.pdf"]
+    assert report.reasons == {"empty": 5, "damaged": 1}
+    assert report.keep(tmp_path)[-1].startswith(
+        f"{tmp_path}/left_out.jsonl lists the first 3 of each reason ("
+    )
+    (docs / "4.txt").unlink()
+    (docs / "3.txt").unlink()
+    assert "lists all that was left out" in read(docs)[1].keep(tmp_path)[-1]
+
+
 def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: Path) -> None:
     documents, report = read(folder, most=1_000)
     assert [d.text for d in documents] == [

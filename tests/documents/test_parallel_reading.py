@@ -1,5 +1,6 @@
-"""Several processes of this machine read the parts of dumps: the records of one process, whatever is killed."""
+"""Several processes of this machine read parts of dumps, PDF and Word files: the records of one process, whatever is killed."""
 
+import io
 import multiprocessing
 import os
 import sqlite3
@@ -59,6 +60,89 @@ def test_several_processes_read_the_documents_of_one(processes: int, sources: li
     assert expected[1].count("corpus/d.xml.bz2: damaged") == 2
     assert read(sources, processes) == expected
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_damaged_place_of_a_dump_costs_only_the_pages_of_some_streams(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multistream, "PART_BYTES", 60_000)
+    path = write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(900))
+    whole, _ = read([str(path)], processes)
+    data = bytearray(path.read_bytes())
+    places = [len(data) // 5, len(data) // 2]
+    for place in places:
+        data[place : place + 40] = bytes(40)
+    path.write_bytes(data)
+    report = ReadingReport()
+    found = list(read_documents([str(path)], report=report, processes=processes))
+    lost = [number for number, one in enumerate(whole) if one not in found]
+    assert found == [one for number, one in enumerate(whole) if number not in lost]
+    assert report.reasons["damaged"] == 2
+    # bz2 reads 8 kB, or 128 kB since Python 3.14, ahead of the damage
+    ahead = 2 + -(-io.DEFAULT_BUFFER_SIZE // (len(data) // 90))
+    assert 2 <= len(lost) <= 2 * 8 * ahead
+    assert lost[0] == pytest.approx(len(whole) // 5, abs=10)
+    assert lost[-1] < len(whole) // 2 + 8 * ahead
+    assert [
+        one.problem.count("of the file, are left out") for one in report.left_out if one.reason == "damaged"
+    ] == [1, 1]
+
+
+@pytest.mark.skipif(
+    io.DEFAULT_BUFFER_SIZE > 8192, reason="bz2 would read over several damaged places at once"
+)
+def test_after_many_damaged_places_the_next_part_of_a_dump_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multistream, "PART_BYTES", 60_000)
+    monkeypatch.setattr(multistream, "MOST_DAMAGES", 2)
+    path = write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(900))
+    end = multistream.parts_of(path)[0].end
+    whole, _ = read([str(path)], 1)
+    data = bytearray(path.read_bytes())
+    for place in range(15_000, end - 1000, 15_000):
+        data[place : place + 40] = bytes(40)
+    path.write_bytes(data)
+    found, left_out = read([str(path)], 1)
+    assert left_out.count(f"{path}: damaged") == 2
+    assert found[-1] == whole[-1] and 0.5 * len(whole) < len(found) < 0.9 * len(whole)
+
+
+def office(folder: Path) -> list[str]:
+    """PDF and Word files between other files; one file is damaged."""
+    folder.mkdir()
+    for number in range(3):
+        word(folder / f"{number} letter.docx", f"Letter {number}")
+        pdf(folder / f"{number} report.pdf", [f"The Arden flows to sea {number}."])
+        (folder / f"{number} note.txt").write_text(f"Ann has lived in Arden for {number} years.")
+    (folder / "1 cut.pdf").write_bytes((folder / "1 report.pdf").read_bytes()[:200])
+    return [str(folder)]
+
+
+def test_several_processes_read_pdf_and_word_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sources = office(tmp_path / "office")
+    expected = read(sources, 1)
+    assert len(expected[0]) == 9 and len(expected[1]) == 1
+    documents = read_documents(sources, report=ReadingReport(), processes=3)
+    found = [next(documents)]
+    assert len(multiprocessing.active_children()) == 3
+    multiprocessing.active_children()[0].kill()
+    assert [*found, *documents] == expected[0]
+    assert read(sources, 3) == expected
+    assert not multiprocessing.active_children() and capfd.readouterr().err == ""
+
+
+def test_the_text_of_pdf_and_word_files_is_kept_by_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, kept = office(tmp_path / "office"), tmp_path / "parsed.sqlite"
+    expected = read(sources, 2, kept)
+    with closing(sqlite3.connect(kept)) as database:
+        assert database.execute("SELECT count(*) FROM files").fetchone() == (6,)
+    (tmp_path / "office" / "1 cut.pdf").unlink()
+    monkeypatch.setattr("realm.documents.child_process._start", no_parser)
+    assert read(sources, 2, kept)[0] == read(sources, 1, kept)[0] == expected[0]
 
 
 @pytest.mark.parametrize("processes", [1, 2])

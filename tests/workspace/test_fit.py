@@ -16,6 +16,7 @@ import pytest
 
 import realm
 from realm import cli
+from realm.documents.child_process import ReaderProcess
 from realm.errors import ConflictError, InputError, WriteFailed
 from realm.files import write_json_lines
 from realm.folders import one_writer
@@ -35,6 +36,7 @@ from realm.workspace.report import FitJson, lines
 from realm.workspace.settings import FitConfig
 from realm.workspace.sources import DocumentsJson
 from tests.conftest import TOWNS
+from tests.documents.writers import pdf, word
 from tests.schemas import assert_holds
 from tests.workspace.conftest import PARTS, Tagger, text_of
 
@@ -323,6 +325,22 @@ def test_a_fit_that_is_interrupted_at_one_stage_after_the_other_ends_with_the_sa
     for stage in STAGES:
         interrupt(stage, after=stage in ("build", "adapted", "settle"), config=config)
     assert_ends_as(fitted, config)
+
+
+def test_an_interrupted_fit_reads_pdf_and_word_files_only_once(
+    fresh: Path, config: FitConfig, light: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word(Path("docs/letter.docx"), "A letter")
+    pdf(Path("docs/report.pdf"), ["The Arden flows to the sea."])
+    config = replace(config, minutes=0)
+    for stage, after in (("read", True), ("build", True)):
+        interrupt(stage, after, config)
+        assert (WS / "parsed.sqlite").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(ReaderProcess, "read", None)
+        report = run(WS, ["docs"], config)
+    assert report["documents"] == len(TOWNS) + 2
+    assert not list(WS.glob("parsed*"))
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
@@ -36,7 +36,7 @@ from lxml import etree
 from realm.documents.child_limits import MOST_MEMORY, limit
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
-from realm.documents.wikipedia.multistream import DumpPart, opened_part
+from realm.documents.wikipedia.multistream import DumpPart, read_part
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_an_article
 from realm.errors import first_line
 from realm.kept_values import KeptValues
@@ -65,18 +65,23 @@ class Page(NamedTuple):
 
 
 def dump(
-    path: Path, limits: Limits, kept: Path | None = None, redirects: KeyTable | None = None
+    path: Path,
+    limits: Limits,
+    kept: Path | None = None,
+    redirects: KeyTable | None = None,
+    processes: int | None = None,
 ) -> Iterator[Record | Unreadable]:
     """A record for each article, and a problem for each page from which no record is made.
 
     Parsed pages are kept in the database `kept`, and known pages are not parsed again. `redirects` has the redirects of all
-    files of the dump; None: this is the only file, and is first read for its redirects.
+    files of the dump; None: this is the only file, and is first read for its redirects. `processes` processes parse the pages;
+    None: one per core.
 
     Raises:
         Unreadable: the file is not a dump, is damaged, or the parser is not installed. Pages before the damage are read.
     """
     need("mwparserfromhell", path)
-    with KeyTable() as own, opened(path) as file, _Workers(default_processes(), kept) as workers:
+    with KeyTable() as own, opened(path) as file, _Workers(processes or default_processes(), kept) as workers:
         if redirects is None:
             redirects = own
             add_redirects(path, own)
@@ -104,19 +109,25 @@ def wiki_of(path: Path) -> str:
     return found[1] if found else str(path)
 
 
-def redirects_of_part(part: DumpPart) -> Iterator[tuple[str, str]]:
-    """Title and target of each redirect in a part of a dump. Raises Unreadable if the part is damaged."""
-    with opened_part(part) as file:
-        yield from _redirects(part.path, file)
+def redirects_of_part(part: DumpPart) -> list[tuple[str, str]]:
+    """Title and target of each redirect in a part of a dump. Damage is reported when the articles are read."""
+    found: list[tuple[str, str]] = []
+    with suppress(Unreadable, OSError, EOFError):
+        for one in read_part(part, partial(_redirects, part.path)):
+            found += [] if isinstance(one, Unreadable) else [one]
+    return found
 
 
 def articles_of_part(
     part: DumpPart, path: Path, limits: Limits, kept: Path | None = None
 ) -> Iterator[Record | Unreadable]:
-    """The same records and problems as from `dump`, for the pages in a part of the dump `path`, with links to redirects."""
+    """The same records and problems as from `dump`, for the pages in a part of the dump `path`, with links to redirects.
+
+    After a damaged place, the pages of the following streams are read.
+    """
     need("mwparserfromhell", path)
-    with opened_part(part) as file, _Workers(1, kept) as workers:
-        yield from _articles(path, file, limits, workers)
+    with _Workers(1, kept) as workers:
+        yield from read_part(part, partial(_articles, path, limits=limits, workers=workers))
 
 
 def _redirects(path: Path, file: io.BufferedReader) -> Iterator[tuple[str, str]]:

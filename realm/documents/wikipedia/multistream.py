@@ -9,16 +9,21 @@ import bz2
 import io
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from realm.documents.formats.compressed import decompressed
+from realm.documents.formats.records import Reason, Unreadable
 from realm.progress import progress
+
+T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 """Smallest size of a part in compressed bytes: about 4,000 pages, which need about a minute to be parsed."""
+MOST_DAMAGES = 20
+"""Number of damaged places after which a part is not read further. Each place costs time."""
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 """The first bytes of a stream: the level of compression, and the number of the first block."""
 
@@ -56,11 +61,11 @@ def parts_of(path: Path) -> list[DumpPart]:
     return [DumpPart(path, head, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
-def _begins_with_page(data: mmap.mmap, start: int) -> bool:
+def _begins_with_page(data: mmap.mmap | bytes, start: int) -> bool:
     return _text(data, start).lstrip().startswith(b"<page>")
 
 
-def _text(data: mmap.mmap, start: int) -> bytes:
+def _text(data: mmap.mmap | bytes, start: int) -> bytes:
     """The first bytes of the text of a stream, at most 64 kB; no bytes if the stream is damaged."""
     # A block has at most 900,000 bytes before compression, and can be larger after compression.
     try:
@@ -69,13 +74,48 @@ def _text(data: mmap.mmap, start: int) -> bytes:
         return b""
 
 
+def read_part(
+    part: DumpPart, read: Callable[["io.BufferedReader[Any]"], Iterator[T]]
+) -> Iterator[T | Unreadable]:
+    """What `read` finds in a part of a dump. A damaged place becomes a problem, and reading continues with a later stream.
+
+    Raises:
+        Unreadable: the part has another problem.
+    """
+    for number in range(1, MOST_DAMAGES + 1):
+        with _opened(part) as (file, place):
+            try:
+                yield from read(file)
+                return
+            except Unreadable as problem:
+                if problem.reason != Reason.DAMAGED:
+                    raise
+                start = part.end if number == MOST_DAMAGES else _stream_after(part, place())
+                lost = f"the pages after the damage, up to byte {start:,} of the file, are left out"
+                yield Unreadable(part.path, problem.reason, f"{problem}; {lost}")
+        if start == part.end:
+            return
+        part = part._replace(start=start)
+
+
+def _stream_after(part: DumpPart, place: int) -> int:
+    """Where the first stream after `place` begins that begins with a page; the end of the part if there is no such stream."""
+    place = min(place, part.end)
+    with part.path.open("rb") as file:
+        file.seek(place)
+        data = file.read(part.end - place)
+    starts = (found.start() for found in _STREAM.finditer(data))
+    return place + next((start for start in starts if _begins_with_page(data, start)), len(data))
+
+
 @contextmanager
-def opened_part(part: DumpPart) -> Iterator["io.BufferedReader[Any]"]:
-    """A dump that has only the pages of a part."""
+def _opened(part: DumpPart) -> Iterator[tuple["io.BufferedReader[Any]", Callable[[], int]]]:
+    """A dump that has only the pages of a part, and a function for the place in the file up to which it was decompressed."""
     with part.path.open("rb") as file:
         head = file.read(part.head if part.start else 0)
         file.seek(part.start)
         pages = file.read(part.end - part.start)
         end = b"" if not file.read(1) else bz2.compress(b"</mediawiki>")
-    with decompressed(part.path, io.BytesIO(head + pages + end)) as reader:
-        yield reader
+    compressed = io.BytesIO(head + pages + end)
+    with decompressed(part.path, compressed) as reader:
+        yield reader, lambda: part.start + max(0, compressed.tell() - len(head))
