@@ -177,3 +177,61 @@ def test_encoder_of_the_mini_recipe_has_half_the_bits_and_names_its_text(tmp_pat
     for name, value in load_file(tmp_path / "small/model.safetensors").items():
         assert value.dtype == torch.float16 and torch.equal(value.float(), weights[name])
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_questions_with_passages_come_from_the_files_of_squad_and_qed(tmp_path: Path) -> None:
+    recipe = load("reading_questions")
+    answers = [{"text": "Arden", "answer_start": 0}, {"text": "Arden", "answer_start": 0}]
+    pairs = [
+        {"id": "a", "question": "Which town?", "answers": answers},
+        {"id": "b", "question": "Which river?", "answers": [{"text": "Tamm"}]},
+        {"id": "c", "question": "Which sea?", "answers": []},
+    ]
+    paragraph = {"context": "Arden lies on the Tamm.", "qas": pairs}
+    nested = {"version": "1.1", "data": [{"title": "Arden_(town)", "paragraphs": [paragraph]}]}
+    squad = tmp_path / "train-v1.1.json"
+    squad.write_text(json.dumps(nested))
+    recipe.main(squad, tmp_path / "new" / "passages.jsonl.xz", tmp_path / "questions.jsonl")
+    with lzma.open(tmp_path / "new" / "passages.jsonl.xz", "rt") as file:
+        (found,) = map(json.loads, file)
+    assert found == {"id": "train-v1-0", "title": "Arden (town)", "text": "Arden lies on the Tamm."}
+    assert [json.loads(line) for line in (tmp_path / "questions.jsonl").read_text().splitlines()] == [
+        {"id": "a", "question": "Which town?", "answers": ["Arden"], "passage_id": "train-v1-0"},
+        {"id": "b", "question": "Which river?", "answers": ["Tamm"], "passage_id": "train-v1-0"},
+    ]
+
+    def qed(number: int, kind: str, *answers: list[str]) -> str:
+        row = {
+            "example_id": number,
+            "title_text": "Tamm",
+            "question_text": "how long is the tamm",
+            "paragraph_text": "The Tamm 's length ( in 1900 ) was 40 km , `` at most '' .",
+            "original_nq_answers": [[{"string": one} for one in spans] for spans in answers],
+            "annotation": {"explanation_type": kind},
+        }
+        return json.dumps(row)
+
+    lines = [
+        qed(
+            1,
+            "single_sentence",
+            ["40 km"],
+            ["length ( in 1900 )", "40 km"],
+            ["40 km , `` at most ''"],
+            ["40 km"],
+        ),
+        qed(2, "none", ["1900"]),
+        qed(3, "multi_sentence", ["the Arden"]),
+    ]
+    (tmp_path / "qed-train.jsonlines").write_text("\n".join(lines))
+    recipe.main(tmp_path / "qed-train.jsonlines", tmp_path / "p.jsonl", tmp_path / "q.jsonl")
+    (found,) = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    text = 'The Tamm\'s length (in 1900) was 40 km, "at most".'
+    assert found == {"id": "qed-train-0", "title": "Tamm", "text": text}
+    (asked,) = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
+    assert asked == {
+        "id": "qed1",
+        "question": "how long is the tamm",
+        "answers": ["40 km", '40 km, "at most"'],
+        "passage_id": "qed-train-0",
+    }
