@@ -45,7 +45,11 @@ ANSWER_TOKENS = 16
 SEARCHED = 20
 """Number of passages that are searched for a text which matches an answer, if the answer is a regular expression."""
 PUBLISHED_SENTINEL, PUBLISHED_END = "<extra_id_0>", "</s>"
-FILES = ("config.json", "model.safetensors", "tokenizer.json")
+SAFE_WEIGHTS, OLD_WEIGHTS = "model.safetensors", "pytorch_model.bin"
+TOKENIZER, OLD_TOKENIZER = "tokenizer.json", "spiece.model"
+FILES = ("config.json", SAFE_WEIGHTS, TOKENIZER, OLD_TOKENIZER)
+"""What is downloaded of a published checkpoint. Older checkpoints, such as Google's, may have only `OLD_WEIGHTS` and
+`OLD_TOKENIZER`."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,9 @@ class Config(QuestionsRunConfig):
     learning_rate: float = 1e-3
     """Peak learning rate (published: 1e-3, constant)."""
     init: str | None = None
-    """Published T5 checkpoint to start from: a hub name, such as google/t5-small-ssm, or a folder. The checkpoint must have the
-    files config.json, model.safetensors and tokenizer.json. None: random weights, and the wordpieces of the knowledge base."""
+    """Published T5 checkpoint to start from: a hub name, such as google/t5-small-ssm, or a folder with config.json,
+    model.safetensors or pytorch_model.bin, and tokenizer.json or spiece.model. None: random weights, and the wordpieces of the
+    knowledge base."""
     span_steps: int = 2000
     """Steps on masked salient spans of the text (published: 100,000, after 1,000,000 steps on random spans). Dev questions are
     evaluated only after these steps."""
@@ -146,12 +151,24 @@ class Wordpieces:
 class PublishedWords:
     """The tokens of a published T5 checkpoint."""
 
-    def __init__(self, file: Path):
-        from tokenizers import Tokenizer as FastTokenizer
+    def __init__(self, folder: Path):
+        """Loads the tokens from a file in the folder of the checkpoint.
 
+        Raises:
+            InputError: the file is missing, or is not a tokenizer of T5.
+        """
+        from tokenizers import Tokenizer as FastTokenizer
+        from transformers import T5Tokenizer
+
+        file = folder / TOKENIZER
+        if not file.is_file():
+            file = folder / OLD_TOKENIZER
         try:
-            self._tokenizer = FastTokenizer.from_file(str(file))
-        except Exception as error:  # the library raises Exception, not a class derived from Exception
+            if file.name == TOKENIZER:
+                self._tokenizer = FastTokenizer.from_file(str(file))
+            else:
+                self._tokenizer = T5Tokenizer.from_pretrained(folder, local_files_only=True).backend_tokenizer
+        except Exception as error:  # the libraries raise errors of many classes
             raise InputError(f"{file} is not a tokenizer: {first_line(error)}") from None
         ids = {
             name: self._tokenizer.token_to_id(name) for name in ("<pad>", PUBLISHED_END, PUBLISHED_SENTINEL)
@@ -169,7 +186,7 @@ class PublishedWords:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
 
     def save(self, folder: Path) -> None:
-        self._tokenizer.save(str(folder / "tokenizer.json"))
+        self._tokenizer.save(str(folder / TOKENIZER))
 
 
 class Example(NamedTuple):
@@ -311,17 +328,31 @@ def _start(ground: Ground, config: Config) -> tuple[SystemModel, Words]:
         )
         network = T5ForConditionalGeneration(sizes)
         return SystemModel(NAME, network, _sizes(network, published=False), words), words
-    folder = Path(config.init if Path(config.init).is_dir() else from_hub(config.init, FILES))
-    if missing := [name for name in FILES if not (folder / name).is_file()]:
-        raise InputError(f"{config.init} has no {' and no '.join(missing)}: realm reads no other formats")
+    folder = _published(config.init)
     try:
-        network = T5ForConditionalGeneration.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True
-        )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        # Of a file that is not in safetensors, only tensors are unpickled.
+        network = T5ForConditionalGeneration.from_pretrained(folder, local_files_only=True, weights_only=True)
+    except Exception as error:  # the libraries raise errors of many classes
         raise InputError(f"{config.init} cannot be loaded as a T5 model: {first_line(error)}") from None
-    published = PublishedWords(folder / "tokenizer.json")
+    published = PublishedWords(folder)
     return SystemModel(NAME, network, _sizes(network, published=True), published), published
+
+
+def _published(name: str) -> Path:
+    """The folder of a published checkpoint.
+
+    Raises:
+        InputError: the checkpoint is neither a folder nor on the hub, or lacks a file.
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        folder = Path(from_hub(name, FILES))
+        if not (folder / SAFE_WEIGHTS).is_file():
+            folder = Path(from_hub(name, (*FILES, OLD_WEIGHTS)))
+    for names in (("config.json",), (SAFE_WEIGHTS, OLD_WEIGHTS), (TOKENIZER, OLD_TOKENIZER)):
+        if not any((folder / one).is_file() for one in names):
+            raise InputError(f"{name} has no {' or '.join(names)}: realm reads no other formats")
+    return folder
 
 
 def _sizes(network: Any, published: bool) -> dict[str, Any]:
@@ -403,9 +434,5 @@ def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> ClosedBook:
     network.load_state_dict(read_weights(folder), strict=False)
     network.tie_weights()
     network.to(choose_device(config.device)).eval()
-    words: Words = (
-        PublishedWords(folder / "tokenizer.json")
-        if sizes["published"]
-        else Wordpieces(Tokenizer.load(folder))
-    )
+    words: Words = PublishedWords(folder) if sizes["published"] else Wordpieces(Tokenizer.load(folder))
     return ClosedBook(network, words, config.precision)

@@ -222,3 +222,51 @@ def test_a_published_checkpoint_is_a_start(ground, tiny_kb, tmp_path) -> None:
     answers = load_system(out, tiny_kb).answer(["on which river lies Arden?"])
     assert len(answers) == 1
     assert isinstance(answers[0].answer, str)
+
+
+def test_a_checkpoint_with_the_files_of_googles_older_checkpoints_is_a_start(
+    ground, tiny_kb, tmp_path
+) -> None:
+    """Weights in pytorch_model.bin and a tokenizer of SentencePiece, and no file for fast tokenizers."""
+    import sentencepiece
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    folder = tmp_path / "t5"
+    folder.mkdir()
+    (folder / "text.txt").write_text("\n".join(passage.text for passage in tiny_kb))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / "text.txt"),
+        model_prefix=str(folder / "spiece"),
+        vocab_size=120,
+        pad_id=0,
+        eos_id=1,
+        unk_id=2,
+        bos_id=-1,
+        minloglevel=2,
+    )
+    sizes = T5Config(
+        vocab_size=220, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0
+    )
+    sizes.save_pretrained(folder)
+    network = T5ForConditionalGeneration(sizes)
+    torch.save(network.state_dict(), folder / "pytorch_model.bin")
+    model, words = closed_book._start(ground, Config(init=str(folder), **TINY))
+    assert torch.equal(model.network.shared.weight, network.shared.weight)
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spiece.model"))
+    text = "Arden lies on the river Tamm."
+    assert words.encode([text]) == [pieces.encode(text)] and words.decode(words.encode([text])[0]) == text
+    assert (words.pad_id, words.end_id, words.sentinel_id) == (0, 1, 219)  # <extra_id_0> is the last of 100
+    settings = TINY | {"init": str(folder)}
+    out = train(ground, tmp_path / "out", Config(steps=4, span_steps=2, batch_size=2, warmup=1, **settings))
+    assert load_system(out, tiny_kb).answer(["on which river lies Arden?"])[0].answer is not None
+
+    class Harmful:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return print, ("unpickled",)
+
+    torch.save({"shared.weight": Harmful()}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match="cannot be loaded as a T5 model"):
+        closed_book._start(ground, Config(init=str(folder), **TINY))
+    (folder / "spiece.model").unlink()
+    with pytest.raises(InputError, match=r"has no tokenizer\.json or spiece\.model"):
+        closed_book._start(ground, Config(init=str(folder), **TINY))
