@@ -24,29 +24,30 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from realm.errors import InputError, RealmError
+from realm.heartbeats import Heartbeats
 
 T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 
 TIMEOUT = timedelta(hours=25)
 """Longest time that a rank waits for another rank, for example while rank 0 builds an index, which may take a day. If a rank
-dies, waiting ends at once."""
+dies, waiting ends at once; if a rank is silent, `realm.heartbeats` ends this rank."""
 JOIN_TIMEOUT = timedelta(minutes=10)
 """Longest time that a rank waits at its start until all other ranks have started; on a slow disk, imports take minutes."""
+
+_heartbeats: Heartbeats | None = None
+"""The heartbeats of this process, from `initialize` to `shutdown`."""
 
 
 def initialize(device: torch.device) -> torch.device:
     """Joins the process group if `torchrun` started this process -> the device of this rank."""
+    global _heartbeats
     if dist.is_torchelastic_launched() and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store, number, count = next(rendezvous("env://", timeout=TIMEOUT))
-        dist.init_process_group(
-            backend,
-            store=store_of_attempt(store, number, count),
-            rank=number,
-            world_size=count,
-            timeout=TIMEOUT,
-        )
+        store = store_of_attempt(store, number, count)
+        _heartbeats = Heartbeats(store, number, count)
+        dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=TIMEOUT)
     if device.type == "cuda" and device.index is None and world_size() > 1:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
@@ -96,6 +97,10 @@ def _not_joined(number: int, missing: Sequence[int]) -> RealmError:
 
 def shutdown() -> None:
     """Leaves the process group without waiting for other ranks."""
+    global _heartbeats
+    if _heartbeats is not None:
+        _heartbeats.stop()
+        _heartbeats = None
     if dist.is_initialized():
         # DistributedDataParallel holds the group in reference cycles. A group that is destroyed at the end of the process, when
         # its threads still run, aborts the process.

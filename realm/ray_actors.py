@@ -18,9 +18,11 @@ import os
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, Literal, NamedTuple, TextIO, TypeVar, cast
@@ -41,6 +43,10 @@ READING_CORES, TAGGING_CORES = 0.1, 0.9
 for most of the time, the readers wait."""
 CONNECT_SECONDS = 10
 """Most seconds until a cluster accepts a connection."""
+MACHINE_SECONDS = 300
+"""Most seconds until a cluster has a machine with cores, as when Kubernetes has started only the head of the cluster."""
+RAYLET_ENDED = "Ray's process on this machine has ended"
+START_AGAIN = "start Ray again, then repeat the command"
 REFUSALS = 3
 """Number of items that a machine refused and another machine then did, without an item that the machine did itself in between,
 after which the machine gets no further work."""
@@ -319,9 +325,7 @@ class _Pool(Generic[Item, Result]):
         try:
             ended, _ = self._ray.wait(list(self._calls), num_returns=1, timeout=seconds)
         except OSError as error:  # the connection to Ray's own process on this machine broke
-            raise RealmError(
-                f"Ray's process on this machine has ended ({first_line(error)}): start Ray again, then repeat the command"
-            ) from None
+            raise RealmError(f"{RAYLET_ENDED} ({first_line(error)}): {START_AGAIN}") from None
         if not ended:
             return False
         actor, entry = self._calls.pop(ended[0])
@@ -432,4 +436,45 @@ def connect(address: str) -> Any:
             else " (set RAY_AUTH_MODE=token if the cluster is protected by a token)"
         )
         raise InputError(f"{what}: {first_line(error)}{hint}") from None
+    if not given.startswith("ray://"):  # otherwise Ray needs no process on this machine
+        _end_with_raylet(ray)
     return ray
+
+
+def _end_with_raylet(ray: Any) -> None:
+    """Starts a thread that ends this process when Ray's own process on this machine ends. Ray would end this process too, but
+    would only print the last lines of its logs."""
+    own = ray.get_runtime_context().get_node_id()
+    raylet = socket.socket(socket.AF_UNIX)
+    raylet.connect(next(node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == own))
+
+    def wait() -> None:
+        with raylet, suppress(ConnectionResetError):
+            raylet.recv(1)  # returns when the other side has ended, because it sends nothing
+        if ray.is_initialized():
+            print(f"realm: {RAYLET_ENDED}: {START_AGAIN}", file=sys.stderr, flush=True)
+            os._exit(2)  # the main thread may wait for Ray
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def machines(ray: Any) -> list[dict[str, Any]]:
+    """The machines of the cluster that have cores, as `ray.nodes` describes them. Waits until there is one.
+
+    Raises:
+        InputError: there is none after `MACHINE_SECONDS`.
+    """
+    end = None
+    while not (found := [one for one in ray.nodes() if one["Alive"] and one["Resources"].get("CPU")]):
+        if end is None:
+            _log.warning(
+                "no machine of the Ray cluster has cores yet: waiting for at most %g s", MACHINE_SECONDS
+            )
+            end = time.monotonic() + MACHINE_SECONDS
+        if time.monotonic() > end:
+            raise InputError(
+                f"no machine of the Ray cluster has had cores for {MACHINE_SECONDS:g} s: start one with "
+                "`ray start --address`, or set minReplicas of a group of workers (KubeRay) to 1 or more"
+            )
+        time.sleep(0.5)
+    return found

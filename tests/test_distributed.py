@@ -125,11 +125,18 @@ def test_a_rank_that_never_starts_is_an_error_after_a_limit(rank: int, missing: 
 
 @pytest.fixture
 def start(tiny_kb, tiny_model_folder, tmp_path):
-    """Starts a pre-training run in so many processes; with `machine` 1 or 2, on one of two machines."""
+    """Starts a pre-training run in so many processes; with `machine` 1 or 2, on one of two machines. `program` stands for
+    `-m realm`."""
     port = free_port()
 
     def begin(
-        name: str, processes: int, *, settings: Sequence[str] = (), restarts: int = 0, machine: int = 0
+        name: str,
+        processes: int,
+        *,
+        settings: Sequence[str] = (),
+        restarts: int = 0,
+        machine: int = 0,
+        program: Sequence[str] = ("-m", "realm"),
     ) -> subprocess.Popen:
         arguments = pretraining(tiny_kb, tiny_model_folder, [*SETTINGS, *settings])
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
@@ -142,7 +149,7 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}  # for torchrun's logs
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *launch, "-m", "realm", *arguments, "--out", str(tmp_path / name)],
+                [sys.executable, *launch, *program, *arguments, "--out", str(tmp_path / name)],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -242,6 +249,39 @@ def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_
         os.kill(killed, signal.SIGKILL)
     dead.wait()
     assert left.wait(timeout=600) == 0, (tmp_path / "run.log").read_text()
+    assert_same_curve(tmp_path / "run", tmp_path / "whole")
+
+
+SOON = """
+import sys
+from realm import cli, heartbeats
+heartbeats.INTERVAL, heartbeats.SILENCE = 0.5, 10.0
+if __name__ == "__main__":
+    sys.exit(cli.main())
+"""
+"""`realm`, which takes a rank for silent after ten seconds."""
+
+
+@pytest.mark.slow
+def test_one_machine_goes_on_if_the_other_falls_silent(start, tmp_path) -> None:
+    """The processes of a silent machine are stopped, not killed: their connections stay open."""
+    assert start("whole", 1).wait() == 0
+    program = tmp_path / "soon.py"
+    program.write_text(SOON)
+    left, silent = (
+        start("run", 1, machine=machine, restarts=3, program=[str(program)]) for machine in (1, 2)
+    )
+    wait_for_checkpoint(tmp_path, "run", left)
+    stopped = [silent.pid, *children_of(silent.pid)]
+    for process in stopped:
+        os.kill(process, signal.SIGSTOP)
+    try:
+        assert left.wait(timeout=300) == 0, (tmp_path / "run.log").read_text()
+    finally:
+        for process in stopped:
+            os.kill(process, signal.SIGKILL)
+        silent.wait()
+    assert "realm: rank 0 has heard nothing from rank 1 for 10 s: " in (tmp_path / "run.log").read_text()
     assert_same_curve(tmp_path / "run", tmp_path / "whole")
 
 

@@ -77,6 +77,28 @@ def test_the_end_of_ray_on_this_machine_is_one_line_and_starts_no_cluster() -> N
     lost.kill.assert_not_called()
 
 
+HEAD = {"Alive": True, "Resources": {"memory": 1.0}}
+"""The head of a cluster with `num-cpus: "0"`, as KubeRay has."""
+WORKER = {"Alive": True, "Resources": {"CPU": 8.0}}
+
+
+def test_a_cluster_that_has_only_its_head_is_waited_for(caplog) -> None:
+    young = MagicMock()
+    young.nodes.side_effect = [[HEAD], [HEAD, {**WORKER, "Alive": False}], [HEAD, WORKER]]
+    assert ray_actors.machines(young) == [WORKER]
+    assert caplog.messages == ["no machine of the Ray cluster has cores yet: waiting for at most 300 s"]
+
+
+def test_a_cluster_that_stays_without_workers_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_actors, "MACHINE_SECONDS", 0.1)
+    lonely = MagicMock()
+    lonely.nodes.return_value = [HEAD]
+    with pytest.raises(
+        InputError, match=r"^no machine of the Ray cluster has had cores for 0\.1 s: start one "
+    ):
+        ray_actors.machines(lonely)
+
+
 @pytest.mark.slow
 def test_results_are_in_order_and_both_nodes_work(cluster, tmp_path) -> None:
     found = list(map_on_ray(partial(squares, tmp_path, 0.1), iter(range(20)), cluster.address))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from realm.errors import RealmError, first_line
-from realm.ray_actors import connect
+from realm.ray_actors import connect, machines
 from realm.search.exact import Hits, MipsIndex, SearchOnly, merge_hits
 
 MOST_SECONDS = 120
@@ -35,13 +35,13 @@ class RayIndex(SearchOnly):
         """Starts the actors; `file` is an .npy file with the vectors of `count` passages, which all machines can read.
 
         Raises:
-            InputError: Ray is not installed, or there is no cluster.
+            InputError: Ray is not installed, there is no cluster, or no machine of the cluster has cores.
             RealmError: an actor cannot read the file.
         """
         self._ray = ray = connect("")
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")][:count]
+        nodes = machines(ray)[:count]
         self._bounds = np.arange(len(nodes) + 1) * count // len(nodes)
         actor_class = ray.remote(_Part)
         self._parts = [

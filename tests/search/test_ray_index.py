@@ -1,23 +1,29 @@
 """An index divided among two nodes of a Ray cluster: the results of one index, whatever dies."""
 
 import gc
+import json
 import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import ray
 import torch
+from ray.cluster_utils import Cluster
 
+from realm.cli import main
 from realm.errors import RealmError
 from realm.index.versions import complete_index
 from realm.model.folder import load_model
 from realm.search.exact import MipsIndex
 from realm.search.ray_index import RayIndex, _Part
+from realm.serve.client import Client
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
+from tests.serve.process import serving
 from tests.store.tiny import TinyTagger
 
 COUNT = 1001
@@ -115,3 +121,44 @@ def test_index_of_a_knowledge_base_follows_its_versions(
         whole, index = (complete_index(kb, model, name, search=way).index for way in ("exact", "ray"))
         assert isinstance(index, RayIndex) and len(index) == len(kb)
         assert_same(index.search(query_BD, 9), whole.search(query_BD, 9))
+
+
+def test_commands_find_the_passages_of_exact_search(
+    cluster, own_kb, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    asked = ["which river is at Arden?", "who sold the bells?", "Oder"]
+    (tmp_path / "q.jsonl").write_text(
+        "".join(f'{{"question": "{one}", "answers": ["Oder"]}}\n' for one in asked)
+    )
+    words = ["--kb", str(own_kb.folder), "--model", str(tiny_model_folder), "--set", "device=cpu"]
+    found = {}
+    for way in ("exact", "ray"):
+        out = tmp_path / f"{way}.jsonl"
+        more = ["--questions", str(tmp_path / "q.jsonl"), "--top-k", "7", "--out", str(out)]
+        assert main(["retrieve", *words, *more, "--set", f"search={way}"]) == 0
+        found[way] = [json.loads(line)["passages"] for line in out.read_text().splitlines()]
+    assert_same_passages(found["ray"], found["exact"])
+    with serving(*words[1:4:2], "--set", "device=cpu", "--set", "search=ray") as (url, _):
+        served = [Client(url).retrieve(question, "dense", 7) for question in asked]
+    assert_same_passages(served, found["exact"])
+
+
+def assert_same_passages(some: list[list[dict[str, Any]]], others: list[list[dict[str, Any]]]) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert len(one) == 7 and [hit["id"] for hit in one] == [hit["id"] for hit in other]
+        assert [hit["score"] for hit in one] == pytest.approx([hit["score"] for hit in other], rel=1e-5)
+
+
+def test_server_ends_with_one_line_if_ray_ends_on_its_machine(own_kb, tiny_model_folder) -> None:
+    own = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    words = ["--set", "device=cpu", "--set", "search=ray"]
+    with serving(own_kb.folder, tiny_model_folder, *words, RAY_ADDRESS=own.address) as (_, process):
+        (raylet,) = own.head_node.all_processes["raylet"]
+        raylet.process.kill()
+        assert process.wait(60) == 2
+        said = process.stderr.read()
+    own.shutdown()
+    assert (
+        said == "realm: Ray's process on this machine has ended: start Ray again, then repeat the command\n"
+    )
