@@ -12,7 +12,7 @@ import pytest
 
 from realm import cli
 from realm.compare import commands, results
-from realm.compare.checks import expected_scores
+from realm.compare.checks import expected_report, scores_of
 from realm.compare.official import digest_of
 from realm.compare.plan import TablePlan
 from realm.compare.questions import held_out_questions, is_dev, ordered_digest, read_all, split_questions
@@ -286,13 +286,21 @@ def test_a_report_without_numbers_is_not_compared_with(em: str, tmp_path: Path) 
     file = tmp_path / "table1.json"
     file.write_text('{"rows": {}, "starts": {}}')
     with pytest.raises(InputError, match="is not a report of a table"):
-        expected_scores(str(file))
-    write_json(file, {"starts": {}, "rows": {"orqa": {"tests": {"made": {"all": {"em": "EM"}}}}}})
+        expected_report(str(file))
+    made: dict[str, Any] = {part: {"em": 5.0, "f1": 6.0} for part in ("answerable", "seen", "unseen")}
+    made |= {"all": {"em": "EM", "f1": 43.0}, "retrieved": {}}
+    write_json(file, {"starts": {}, "rows": {"orqa": {"tests": {"made": made}}}})
     file.write_text(file.read_text().replace('"EM"', em))
     with pytest.raises(InputError, match="is not a report of a table"):
-        expected_scores(str(file))
+        expected_report(str(file))
     file.write_text(file.read_text().replace(em, "41.5"))
-    assert expected_scores(str(file)) == {"orqa, made, exact match": 41.5}
+    scores = scores_of(expected_report(str(file)), ("all", "seen"))
+    assert scores == {
+        "orqa, made, exact match": 41.5,
+        "orqa, made, F1": 43.0,
+        "orqa, made, seen, exact match": 5.0,
+        "orqa, made, seen, F1": 6.0,
+    }
 
 
 def test_training_questions_that_a_test_asks_are_left_out() -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
@@ -16,6 +17,7 @@ from torch import nn
 
 from realm import cli
 from realm.compare import layout, plots, results
+from realm.compare.checks import deviations
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.table import DataJson
 from realm.model.folder import load_model
@@ -433,6 +435,43 @@ def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) ->
         del start["facts"]  # as in some reports in docs/tables
     (home.folder / "other.json").write_text(json.dumps(other))
     assert cli.main([*words, "--check", str(home.folder / "other.json")]) == 0
+
+
+def leaves(value: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Paths of all numbers in a report."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from leaves(one, *path, key)
+    elif isinstance(value, int | float):
+        yield path
+
+
+def test_a_check_compares_every_score(compared) -> None:
+    """Each number of the report is changed by 4 points or 4 percent: two numbers of a report are never one score."""
+    compared_kinds: dict[str, set[bool]] = defaultdict(set)
+    for path in leaves({part: compared[part] for part in ("rows", "starts", "masked_facts")}):
+        other = copy.deepcopy(compared)
+        *before, last = path
+        place = other
+        for key in before:
+            place = place[key]
+        place[last] = 1.04 * place[last] if last == "nats" else place[last] + 4
+        found = deviations(other, compared, 3.0)
+        assert len(found) <= 1 and len(found) == len(deviations(compared, other, 3.0))
+        assert deviations(other, compared, 5.0) == []
+        compared_kinds["recall" if before[-1] == "recall" else last].add(bool(found))
+    always = {kind for kind, found in compared_kinds.items() if found == {True}}
+    assert always == {"em", "f1", "recall", "mrr", "span_accuracy", "nats"}
+    assert all(found == {False} for kind, found in compared_kinds.items() if kind not in always)
+
+
+def test_answerable_questions_of_other_rows_are_not_compared(compared) -> None:
+    other = copy.deepcopy(compared)
+    for row in other["rows"].values():
+        row["tests"]["spans"]["answerable"]["em"] += 50
+    assert len(deviations(compared, other, 3.0)) == len(compared["rows"])
+    del other["rows"]["orqa"]
+    assert deviations(compared, other, 3.0) == []
 
 
 def test_masked_facts_of_other_settings_are_not_compared(home, ablated, tmp_path, capsys) -> None:
