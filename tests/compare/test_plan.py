@@ -20,6 +20,7 @@ from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
 from realm.errors import InputError
 from realm.files import write_json
+from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import normalise_answer
 
@@ -369,6 +370,28 @@ def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:
     assert scored["em"] == pytest.approx(100 * 3 / 6)
     assert scored["em_ci95"][0] < 50 < scored["em_ci95"][1]
     assert results._answered(correct_SN, f1_SN, np.zeros(4, dtype=bool))["n"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answerable", "wanted"),
+    [
+        ([1, 1, 1, 0, 0], (2, 0, 66.67, 0.5)),  # p of McNemar's test: 2 (1/2)^2
+        ([0, 0, 1, 1, 0], (0, 1, -50.0, 1.0)),
+        ([0, 0, 0, 0, 0], None),
+    ],
+)
+def test_one_difference_from_realm_is_over_the_answerable_questions_only(answerable, wanted) -> None:
+    right = {"realm": np.array([[1, 1, 0, 0, 1]]) == 1, "t5": np.array([[0, 0, 0, 1, 0]]) == 1}
+    f1 = {name: found.astype(float) for name, found in right.items()}
+    test = results._Test([], right, f1, {}, {}, np.array(answerable) == 1)
+    tested = {
+        name: results._tested(name, test, test.answerable_N, [Prediction("1", "?", "")]) for name in right
+    }
+    found = {name: [one[key] for key in ("less", "less_answerable")] for name, one in tested.items()}
+    assert found["realm"] == [None, None]
+    (every, some) = (one and (one["only_a"], one["only_b"], one["points"], one["p"]) for one in found["t5"])
+    assert every == (3, 1, 40.0, 0.625)  # 2 (1 + 4) (1/2)^4
+    assert some == wanted
 
 
 def test_a_pattern_is_seen_if_a_training_answer_as_it_was_written_matches() -> None:

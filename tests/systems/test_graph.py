@@ -18,10 +18,11 @@ from realm.qa.reading import joint_reading
 from realm.qa.spans import body_start
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems import graph_retriever, passage_graph
+from realm.systems.answer_ends import WHOLE_WORDS
 from realm.systems.articles import Articles
 from realm.systems.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
 from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
-from realm.systems.system import Ground
+from realm.systems.system import Ground, read_system
 from realm.tokens.layouts import Lengths
 from tests.conftest import RIVERS, TOWNS
 from tests.store.tiny import TOKENIZER
@@ -321,7 +322,9 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(steps=40, batch_size=4, learning_rate=1e-3, warmup=4, dev_every=20, **TINY)
-    check_answers(train(ground, tmp_path / "graph", config), tiny_kb, QUESTIONS)
+    out = train(ground, tmp_path / "graph", config)
+    check_answers(out, tiny_kb, QUESTIONS)
+    assert WHOLE_WORDS.items() <= read_system(out)["stages"][-1].items()
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:

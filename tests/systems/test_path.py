@@ -15,9 +15,10 @@ from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import body_start
 from realm.systems import path_retriever
+from realm.systems.answer_ends import WHOLE_WORDS
 from realm.systems.path_network import CARRIED, END, PathNetwork, beam_search, path_loss, reading_loss
 from realm.systems.path_retriever import Config, PathRetriever, train
-from realm.systems.system import Ground
+from realm.systems.system import Ground, read_system
 from tests.conftest import RIVERS, TOWNS
 from tests.store.tiny import TOKENIZER
 from tests.systems.letters import (
@@ -352,7 +353,9 @@ def test_a_passage_without_words_spoils_no_gradient(network, tiny_model_folder) 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(steps=20, batch_size=4, learning_rate=2e-3, warmup=2, dev_every=20, **TINY)
-    check_answers(train(ground, tmp_path / "path", config), tiny_kb, QUESTIONS)
+    out = train(ground, tmp_path / "path", config)
+    check_answers(out, tiny_kb, QUESTIONS)
+    assert WHOLE_WORDS.items() <= read_system(out)["stages"][-1].items()
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
