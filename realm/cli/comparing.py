@@ -89,14 +89,16 @@ def add_commands(commands: "Commands[Parser]") -> None:
             "--check",
             metavar="REPORT",
             help="end with an error if a score differs by more than --tolerance from the score in this table1.json or "
-            "table2.json of an earlier run; with --rows, only the scores of the rows that are made are compared",
+            "table2.json of an earlier run; times and numbers of parameters are not compared; with --rows, only the "
+            "scores of the rows that are made are compared",
         )
         table.add_argument(
             "--tolerance",
             metavar="POINTS",
             type=_points,
             default=3.0,
-            help="largest difference that --check accepts, in percentage points (default: 3)",
+            help="largest difference that --check accepts, in percentage points; for a loss in nats, in percent of the "
+            "expected loss (default: 3)",
         )
 
     knn = add_command(
@@ -223,7 +225,7 @@ def _table(args: argparse.Namespace, title: str) -> None:
             print(for_terminal(line))
         return
     # A wrong file is an error now, not after hours of training.
-    expected = checks.expected_scores(args.check) if args.check else None
+    expected = checks.expected_report(args.check) if args.check else None
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         report = table.run(title, plan, run, args.jobs)
     if args.json:
@@ -237,9 +239,9 @@ def _table(args: argparse.Namespace, title: str) -> None:
                 for one in found
             )
             raise DivergedError(
-                f"scores differ from those in {args.check} by more than {args.tolerance:g} points: {listed}"
+                f"scores differ from those in {args.check} by more than {args.tolerance:g} points (losses: percent): {listed}"
             )
         print(
-            f"All scores differ from those in {args.check} by at most {args.tolerance:g} points.",
+            f"All scores differ from those in {args.check} by at most {args.tolerance:g} points (losses: percent).",
             file=sys.stderr,
         )

@@ -1,14 +1,14 @@
 """Compares a table with the report of an earlier run, and the answers of two rows with each other."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, cast
 
 import numpy as np
 
 from realm.compare.plan import TablePlan
-from realm.compare.results import TableJson, measured_facts, outcomes
+from realm.compare.results import Answered, TableJson, measured_facts, outcomes
 from realm.errors import InputError
 from realm.files import read_json
 from realm.measures.paired import DISAGREEMENTS
@@ -17,6 +17,11 @@ from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
 from realm.qa.scoring.significance import paired_difference, percent
 from realm.qa.scoring.tables import difference
+
+PARTS = ("all", "answerable", "seen", "unseen")
+"""Parts of the questions of a test, as in `Tested`."""
+NATS = ", nats"
+"""End of the names of losses; all other scores are percentages."""
 
 
 class Deviation(TypedDict):
@@ -28,8 +33,8 @@ class Deviation(TypedDict):
     """None if the report lacks the score."""
 
 
-def expected_scores(file: str) -> dict[str, float]:
-    """The scores of a report of an earlier run.
+def expected_report(file: str) -> TableJson:
+    """The report of an earlier run.
 
     Raises:
         InputError: the file does not exist, or is not such a report.
@@ -37,10 +42,11 @@ def expected_scores(file: str) -> dict[str, float]:
     if not Path(file).exists():
         raise InputError(f"{file} does not exist")
     try:
-        scores = scores_of(read_json(file))
+        report = cast(TableJson, read_json(file))
+        scores = scores_of(report)
         if not scores or not all(map(math.isfinite, scores.values())):
             raise ValueError("no scores")
-        return scores
+        return report
     except (KeyError, TypeError, AttributeError, ValueError):
         raise InputError(
             f"{file} is not a report of a table made by this version: give a table1.json or table2.json"
@@ -48,47 +54,68 @@ def expected_scores(file: str) -> dict[str, float]:
 
 
 def deviations(
-    report: TableJson, expected: Mapping[str, float], tolerance: float, partial: bool = False
+    report: TableJson, expected: TableJson, tolerance: float, partial: bool = False
 ) -> list[Deviation]:
     """Scores that differ by more than `tolerance` points, and expected scores that the report lacks.
 
-    With `partial`, for a report that has only some rows of the table, scores that the report lacks are not compared.
+    A loss may differ by `tolerance` percent of the expected loss. With `partial`, for a report that has only some rows of the
+    table, scores that the report lacks are not compared.
 
     Raises:
         InputError: `partial`, and the report has none of the expected scores.
     """
-    found = scores_of(report)
+    # Which questions are answerable depends on the rankings of all rows and starts.
+    same = all(report[part].keys() == expected[part].keys() for part in ("rows", "starts"))
+    parts = PARTS if same else tuple(part for part in PARTS if part != "answerable")
+    found, wanted = scores_of(report, parts), scores_of(expected, parts)
     if partial:
-        expected = {name: value for name, value in expected.items() if name in found}
-        if not expected:
+        wanted = {name: value for name, value in wanted.items() if name in found}
+        if not wanted:
             raise InputError("the report of --check has no score of the rows and tests of this table")
     return [
         {"score": name, "expected": value, "found": found.get(name)}
-        for name, value in expected.items()
-        if name not in found or abs(found[name] - value) > tolerance
+        for name, value in wanted.items()
+        if name not in found
+        or abs(found[name] - value) > tolerance * (value / 100 if name.endswith(NATS) else 1.0)
     ]
 
 
-def scores_of(report: TableJson) -> dict[str, float]:
-    """Exact match of the rows, recall@5 of BM25 and of the starts (on tests and masked facts), and predicted masked facts."""
-    scores = {
-        f"{name}, {test}, exact match": one["all"]["em"]
-        for name, row in report["rows"].items()
-        for test, one in row["tests"].items()
-    }
-    scores |= {
-        f"start {name}, {test}, first 5": one["all"]["recall"]["5"]
-        for name, start in report["starts"].items()
-        for test, one in start["tests"].items()
-    }
-    scores |= {
-        f"start {name}, masked facts, first 5": facts["retrieved"]["recall"]["5"]
-        for name, facts in measured_facts(report).items()
-    }
+def scores_of(report: TableJson, parts: Sequence[str] = PARTS) -> dict[str, float]:
+    """Exact match, F1, recall and reciprocal rank on these parts of the questions, and the scores on masked facts."""
+    scores: dict[str, float] = {}
+    for name, row in report["rows"].items():
+        for test, one in row["tests"].items():
+            for part in parts:
+                answered = cast(Mapping[str, Answered], one)[part]
+                scores |= _named(
+                    f"{name}, {test}", part, {"exact match": answered["em"], "F1": answered["f1"]}
+                )
+            scores |= _passage_scores(f"{name}, {test}", one["retrieved"] or {}, parts)
+    for name, start in report["starts"].items():
+        for test, found in start["tests"].items():
+            scores |= _passage_scores(f"start {name}, {test}", found, parts)
+    for name, facts in measured_facts(report).items():
+        scores |= _passage_scores(f"start {name}, masked facts", {"all": facts["retrieved"]}, parts)
     if predicted := report.get("masked_facts"):
-        for name in ("model", "knn_lm", "realm"):
-            scores[f"masked facts, {name}, spans"] = predicted[name]["span_accuracy"]
+        for how in ("model", "knn_lm", "realm"):
+            scores[f"masked facts, {how}, spans"] = predicted[how]["span_accuracy"]
+            scores[f"masked facts, {how}{NATS}"] = predicted[how]["nats"]
     return scores
+
+
+def _passage_scores(name: str, found: Mapping[str, Any], parts: Sequence[str]) -> dict[str, float]:
+    """The scores of passages. `found` has a `Retrieved` for each part of the questions that was measured."""
+    scores: dict[str, float] = {}
+    for part in (part for part in parts if part in found):
+        recall = {f"first {k}": share for k, share in found[part]["recall"].items()}
+        scores |= _named(name, part, recall | {"reciprocal rank": found[part]["mrr"]})
+    return scores
+
+
+def _named(name: str, part: str, scores: Mapping[str, float]) -> dict[str, float]:
+    """Scores with names such as "realm, NQ, F1", for all questions, and "realm, NQ, answerable, F1"."""
+    of = name if part == "all" else f"{name}, {part}"
+    return {f"{of}, {measure}": score for measure, score in scores.items()}
 
 
 def disagreements(plan: TablePlan, one: str, other: str) -> list[str]:

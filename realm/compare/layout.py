@@ -15,6 +15,7 @@ from realm.compare.results import (
 )
 from realm.compare.rows import label_of
 from realm.qa.scoring.metrics import RECALL_AT
+from realm.qa.scoring.significance import PairedDifference
 from realm.qa.scoring.tables import aligned, difference, fitting
 from realm.systems import knn_lm
 
@@ -29,8 +30,10 @@ FOUND = (
 """Headings of columns: share of questions with an answer in the first 1, 5, 20 and 100 passages, and mean reciprocal rank; for
 all questions and for answerable questions."""
 EACH_SEED = "first 5, each seed"
-LESS = "REALM minus row, first 5"
-"""Heading of the column with differences of recall@5."""
+LESS = "REALM minus row"
+"""Heading of a column with differences of exact match."""
+LESS_FOUND = f"{LESS}, first 5"
+"""Heading of a column with differences of recall@5."""
 
 
 def tables(report: TableJson) -> list[list[list[str]]]:
@@ -54,11 +57,10 @@ def tables(report: TableJson) -> list[list[list[str]]]:
 
 def _answers_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
     n = next(iter(rows.values()))["tests"][test]["all"]["n"]
-    table = [[f"{test}, {n:,} questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", "REALM minus row"]]
+    table = [[f"{test}, {n:,} questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", LESS]]
     for row in rows.values():
         one = row["tests"][test]
-        less = DASH if one["less"] is None else difference(one["less"])
-        table.append([row["label"], *_exact_and_f1(one["all"]), less])
+        table.append([row["label"], *_exact_and_f1(one["all"]), _difference(one["less"])])
     return table
 
 
@@ -66,16 +68,19 @@ def _parts_table(rows: dict[str, RowJson], test: str) -> list[list[str]]:
     parts = next(iter(rows.values()))["tests"][test]
     n = parts["answerable"]["n"]
     heading = [
+        f"{test}, {n:,} answerable questions",
+        f"exact {WITH_INTERVAL}",
+        f"F1 {WITH_INTERVAL}",
+        LESS,
         f"exact, seen answers ({parts['seen']['n']:,})",
         f"exact, unseen answers ({parts['unseen']['n']:,})",
     ]
-    table = [
-        [f"{test}, {n:,} answerable questions", f"exact {WITH_INTERVAL}", f"F1 {WITH_INTERVAL}", *heading]
-    ]
+    table = [heading]
     for row in rows.values():
         one = row["tests"][test]
         known = [f"{one[part]['em']:.1f}" if one[part]["n"] else DASH for part in ("seen", "unseen")]
-        table.append([row["label"], *_exact_and_f1(one["answerable"]), *known])
+        less = _difference(one.get("less_answerable"))
+        table.append([row["label"], *_exact_and_f1(one["answerable"]), less, *known])
     return table
 
 
@@ -107,21 +112,24 @@ def _costs_table(rows: dict[str, RowJson]) -> list[list[str]]:
 
 
 def _starts_table(starts: dict[str, StartJson], test: str) -> list[list[str]]:
-    table = [[f"{test}, before training on questions, %", *FOUND, EACH_SEED, LESS]]
+    table = [[f"{test}, before training on questions, %", *FOUND, EACH_SEED, LESS_FOUND]]
     for name, start in starts.items():
-        less = DASH if test not in start["less"] else difference(start["less"][test])
-        found = start["tests"][test]
+        less, found = _difference(start["less"].get(test)), start["tests"][test]
         table.append([label_of(name), *_recalls(found), _each_seed(found["all"]), less])
     return table
 
 
 def _facts_table(measured: dict[str, FactsJson]) -> list[list[str]]:
     n = next(iter(measured.values()))["retrieved"]["n"]
-    table = [[f"{n:,} masked facts, before training on questions, %", *FOUND[:2], EACH_SEED, LESS]]
+    table = [[f"{n:,} masked facts, before training on questions, %", *FOUND[:2], EACH_SEED, LESS_FOUND]]
     for name, facts in measured.items():
-        less = DASH if facts["less"] is None else difference(facts["less"])
+        less = _difference(facts["less"])
         table.append([label_of(name), *_recall(facts["retrieved"]), _each_seed(facts["retrieved"]), less])
     return table
+
+
+def _difference(less: PairedDifference | None) -> str:
+    return DASH if less is None else difference(less)
 
 
 def _each_seed(one: Retrieved) -> str:

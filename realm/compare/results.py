@@ -76,6 +76,8 @@ class Tested(TypedDict):
     """None for a system that retrieves no passages."""
     less: PairedDifference | None
     """Exact match of the row realm minus exact match of this row; None for the row realm, and in a table without that row."""
+    less_answerable: PairedDifference | None
+    """`less` for the questions in `answerable`; None if there are none. A report in docs/tables can lack this key."""
     ms: float
     """Milliseconds per question."""
 
@@ -106,7 +108,8 @@ class StartJson(TypedDict):
 
     tests: dict[str, Found]
     less: dict[str, PairedDifference]
-    """Test -> recall@5 of the start realm minus recall@5 of this start."""
+    """Test -> recall@5 of the start realm minus recall@5 of this start. The p value is also that of the answerable
+    questions: with one seed, neither start finds an answer to another question, so McNemar's test ignores such questions."""
     facts: FactsJson | None
     """None for a published model, and in a table with only a published model."""
 
@@ -288,14 +291,21 @@ def _rows(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, RowJson]:
 def _tested(name: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Prediction]) -> Tested:
     correct_SN, f1_SN = test.correct[name], test.f1[name]
     has_passages = any(one.passages for one in predictions)
-    compared = name != "realm" and "realm" in test.correct
+    every_N = np.ones_like(seen_N)
+
+    def less(chosen_N: np.ndarray) -> PairedDifference | None:
+        if name == "realm" or "realm" not in test.correct or not chosen_N.any():
+            return None
+        return paired_difference(test.correct["realm"][:, chosen_N], correct_SN[:, chosen_N], 1)
+
     return {
-        "all": _answered(correct_SN, f1_SN, np.ones_like(seen_N)),
+        "all": _answered(correct_SN, f1_SN, every_N),
         "answerable": _answered(correct_SN, f1_SN, test.answerable_N),
         "seen": _answered(correct_SN, f1_SN, seen_N),
         "unseen": _answered(correct_SN, f1_SN, ~seen_N),
         "retrieved": _found(test.rank[name], test) if has_passages else None,
-        "less": paired_difference(test.correct["realm"], correct_SN, 1) if compared else None,
+        "less": less(every_N),
+        "less_answerable": less(test.answerable_N),
         "ms": round(float(np.mean([one.ms for one in predictions])), 1),
     }
 
@@ -375,12 +385,16 @@ def _seconds(plan: TablePlan, name: str, seed: int) -> float | None:
 
 
 def _parameters(folder: Path, words: bool) -> int:
-    """Number of parameters of the networks that answer. With `words`, passages are found by BM25, without the embedder."""
+    """Number of parameters of the networks that answer. With `words`, passages are found by BM25, without the embedder.
+
+    Buffers such as `SpanReader.continues_V`, which are not floating-point numbers, are not counted.
+    """
     if is_system(folder):
         files = [folder / WEIGHTS]
     else:
         files = [folder / "span_reader.safetensors", *([] if words else [folder / "embedder.safetensors"])]
-    return sum(value.numel() for file in files for value in load_tensors(file).values())
+    stored = (value for file in files for value in load_tensors(file).values())
+    return sum(value.numel() for value in stored if value.is_floating_point())
 
 
 def _starts(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, StartJson]:

@@ -98,7 +98,7 @@ def load_huggingface_reader(name: str) -> LoadedReader:
         states[ours] = weight(name, theirs, tensors[theirs])
         used.add(theirs)
     continues_V = torch.zeros(config.vocab_size, dtype=torch.bool)
-    continues_V[tokenizer.continuing_ids()] = True
+    continues_V[list(tokenizer.continuing_ids)] = True
     with SkipInit():
         reader = SpanReader(Bert(config), continues_V, spans)
     reader.load_state_dict(states, strict=False)

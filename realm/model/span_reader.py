@@ -83,8 +83,7 @@ class SpanReader(nn.Module):
         if self.config.head == "ends":  # differences need float32
             start_BTS, end_BTS = start_BTS.float(), end_BTS.float()
         length = tokens.ids_BT.shape[1]
-        inner_BT = self.continues_V[tokens.ids_BT]
-        first_BT, last_BT = body_BT & ~inner_BT, body_BT & ~F.pad(inner_BT[:, 1:], (0, 1))
+        first_BT, last_BT = word_bounds(self.continues_V[tokens.ids_BT], body_BT)
         widths = []
         for width in range(min(self.config.max_width, length)):
             both = start_BTS[:, : length - width] + end_BTS[:, width:]
@@ -128,6 +127,14 @@ class SpanReader(nn.Module):
         if self.config.objective == "joint":
             return torch.zeros_like(passage_BK[..., 0])
         return passage_BK.logsumexp(dim=-1)
+
+
+def word_bounds(inner_BT: Tensor, body_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Where spans of whole words can begin, and where they can end -> two tensors [B, T] bool.
+
+    `inner_BT` is True at wordpieces that continue a word, and `body_BT` at wordpieces that can be part of a span.
+    """
+    return body_BT & ~inner_BT, body_BT & ~F.pad(inner_BT[:, 1:], (0, 1))
 
 
 def body_mask(tokens: Tokens, sep_id: int) -> Tensor:

@@ -162,7 +162,7 @@ class Filler:
     @cached_property
     def _later_A(self) -> Tensor:
         """Wordpieces that continue a word."""
-        return torch.tensor(self.model.tokenizer.continuing_ids(), dtype=torch.int64)
+        return torch.tensor(sorted(self.model.tokenizer.continuing_ids), dtype=torch.int64)
 
     @classmethod
     def load(cls, kb: str, model: str, config: AnswerConfig) -> "Filler":

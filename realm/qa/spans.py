@@ -1,4 +1,4 @@
-"""Finds the answers to a question among the wordpieces of a passage, and makes labels of the correct spans.
+"""Finds the answers to a question among the wordpieces of a passage, makes labels of the correct spans, and scores spans.
 
 Axis letters: B rows, W span widths, T tokens.
 """
@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from realm.model.span_reader import SpanConfig
+from realm.model.span_reader import SpanConfig, word_bounds
 from realm.qa.question_files import Question
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Encoding, Tokenizer
@@ -60,13 +61,30 @@ def answer_pieces(
 def pieces_of_answers(
     question: Question, texts: Sequence[str], tokenizer: Tokenizer, max_width: int
 ) -> list[list[tuple[int, int]]]:
-    """All occurrences of answers in each text, as in `answer_pieces`."""
+    """The occurrences of answers in each text that are whole words of one paragraph, in the form of `answer_pieces`."""
     answers = [] if question.regex else tokenizer.encode(question.answers)
-    bodies = tokenizer.encode_with_offsets(texts)
-    return [
-        answer_pieces(question, answers, text, body, max_width)
-        for text, body in zip(texts, bodies, strict=True)
-    ]
+    places = []
+    for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True):
+        inner_1T = torch.tensor([[one in tokenizer.continuing_ids for one in body.ids]], dtype=torch.bool)
+        (first_T,), (last_T,) = word_bounds(inner_1T, torch.ones_like(inner_1T))
+        places.append(
+            [
+                (first, width)
+                for first, width in answer_pieces(question, answers, text, body, max_width)
+                if first_T[first] and last_T[first + width]
+                and "\n\n" not in text[body.starts[first] : body.ends[first + width]]
+            ]
+        )  # fmt: skip
+    return places
+
+
+def span_scores(first_BT: Tensor, last_BT: Tensor, widths: int) -> Tensor:
+    """Score of the first token plus score of the last token, of each span of up to `widths` tokens -> [B, W, T].
+
+    Spans that extend over the end of the row have the score -inf.
+    """
+    last_BTW = F.pad(last_BT, (0, widths - 1), value=-torch.inf).unfold(1, widths, 1)
+    return first_BT[:, None] + last_BTW.transpose(1, 2)
 
 
 def correct_mask(

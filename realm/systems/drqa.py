@@ -31,6 +31,7 @@ from realm.model.modes import evaluating
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question, compiled
+from realm.qa.spans import span_scores
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.system import Best, Found, Ground, ReadingSet, SystemModel, read_system, read_weights
 from realm.systems.tfidf import Ranking, Token, ngrams, tokens_of
@@ -219,11 +220,10 @@ def best_spans(start_BT: Tensor, end_BT: Tensor) -> tuple[Tensor, Tensor, Tensor
 
     Spans have at most `ANSWER_WORDS` words.
     """
-    # W widths of spans: end_BTW[:, t, w] is the score of the end of a span of w + 1 words that begins with word t.
-    end_BTW = F.pad(end_BT, (0, ANSWER_WORDS - 1), value=-torch.inf).unfold(1, ANSWER_WORDS, 1)
-    score_B, place_B = (start_BT[:, :, None] + end_BTW).flatten(1).max(dim=1)
-    first_B = place_B // ANSWER_WORDS
-    return first_B, first_B + place_B % ANSWER_WORDS, score_B
+    score_B, place_B = span_scores(start_BT, end_BT, ANSWER_WORDS).flatten(1).max(dim=1)
+    words = start_BT.shape[1]
+    first_B = place_B % words
+    return first_B, first_B + place_B // words, score_B
 
 
 class Span(NamedTuple):

@@ -6,7 +6,8 @@ passages that have a relation. Then the reader scores the passages, and the star
 
     p(span) = softmax over passages * softmax over starts in the passage * softmax over ends in the passage
 
-Training maximises the sum of p(span) over all occurrences of an answer (distant supervision).
+The starts and ends are those of whole words (`answer_ends`). Training maximises the sum of p(span) over all occurrences of an
+answer (distant supervision).
 
 Axis letters: B questions, K passages of a question, R rows (question, passage), T tokens, H hidden.
 """
@@ -26,7 +27,6 @@ from realm.model.bert import Bert
 from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import load_model
 from realm.model.modes import evaluating
-from realm.model.scores import log_softmax_inside
 from realm.model.states import hidden_states
 from realm.progress import progress
 from realm.qa.predictions import DEPTH
@@ -36,6 +36,7 @@ from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.bm25 import highest
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.answer_ends import ANSWER_TOKENS, WHOLE_WORDS, AnswerEnds, answer_scores
 from realm.systems.passage_graph import RELATIONS, PassageGraph
 from realm.systems.system import (
     Best,
@@ -46,7 +47,7 @@ from realm.systems.system import (
     load_network,
     start_encoder,
 )
-from realm.tokens.layouts import Lengths, Tokens
+from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
 from realm.train.run_config import generator
@@ -61,8 +62,6 @@ HOPS = 2
 TRAIN_PASSAGES = 8
 """Number of passages per training question: one passage with an answer, and the best of the other retrieved passages."""
 FUSION_LAYERS = 2
-ANSWER_TOKENS = 10
-"""Largest number of wordpieces of an answer."""
 
 
 @dataclass(frozen=True)
@@ -107,28 +106,30 @@ class Fusion(nn.Module):
 class GraphReader(nn.Module):
     """A network that scores passages, and the first and last wordpieces of answers in each passage."""
 
-    def __init__(self, encoder: Bert):
+    def __init__(self, encoder: Bert, tokenizer: Tokenizer):
         super().__init__()
         hidden = encoder.config.hidden_size
         self.encoder = encoder
         self.relation = nn.Embedding(RELATIONS, hidden)
         self.fusion = nn.ModuleList(Fusion(hidden) for _ in range(FUSION_LAYERS))
         self.select = nn.Linear(hidden, 1)
-        self.ends = nn.Linear(hidden, 2)
+        self.ends = AnswerEnds(encoder.config, tokenizer)
 
     def heads(self) -> list[nn.Module]:
         """The layers that have random weights before training."""
         return [self.relation, self.fusion, self.select, self.ends]
 
-    def forward(self, tokens: Tokens, body_RT: Tensor, relation_BKK: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, reading: Reading, relation_BKK: Tensor) -> tuple[Tensor, Tensor]:
         """log p(passage) [B, K], and log p(start) and log p(end) within each passage [2, R, T]; R = B K."""
-        state_RTH = hidden_states(self.encoder, tokens).float()
+        device = self.select.weight.device
+        state_RTH = hidden_states(self.encoder, reading.tokens.to(device)).float()
+        relation_BKK = relation_BKK.to(device)
         questions, most, _ = relation_BKK.shape
         state_BKH = state_RTH[:, 0].view(questions, most, -1)
         for layer in self.fusion:
             state_BKH = layer(state_BKH, self.relation(relation_BKK), relation_BKK > 0)
         passage_BK = self.select(state_BKH).squeeze(2).log_softmax(dim=1)
-        return passage_BK, log_softmax_inside(self.ends(state_RTH).permute(2, 0, 1), body_RT)
+        return passage_BK, self.ends(state_RTH, reading)
 
 
 def marginal_loss(
@@ -223,7 +224,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     retrieval = Retrieval(kb, graph, config.passages)
     examples = examples_of(kb, retrieval, start.tokenizer, start.lengths, ground.train)
     torch.manual_seed(config.seed)
-    reader = GraphReader(start_encoder(start))
+    reader = GraphReader(start_encoder(start), start.tokenizer)
     sizes = {
         "encoder": asdict(reader.encoder.config),
         "lengths": asdict(start.lengths),
@@ -231,7 +232,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     }
     model = SystemModel(NAME, reader, sizes, start.tokenizer)
     rates = {reader.encoder: config.learning_rate, **dict.fromkeys(reader.heads(), HEAD_RATE)}
-    names = {**ground.given(), "init": ground.encoder}
+    names = {**ground.given(), **WHOLE_WORDS, "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
         system = GraphRetriever(
             kb, graph, retrieval, reader, start.tokenizer, start.lengths, config.precision
@@ -255,7 +256,7 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
                 for row, (one, own) in enumerate(zip(batch, kept, strict=True))
             ]
             with run.autocast():
-                passage_BK, end_2RT = system.score(read)
+                passage_BK, end_2RT = reader(read.reading, read.relation_BKK)
             run.update(marginal_loss(passage_BK, end_2RT, places), {})
             if run.step % config.dev_every == 0 or run.step == config.steps:
                 best.evaluate()
@@ -267,6 +268,8 @@ class Read(NamedTuple):
     """Inputs of the reader. Every question has the same number of passages."""
 
     reading: Reading
+    texts: list[str]
+    """The passage of each row."""
     relation_BKK: Tensor
     starts: list[int]
     """For each row, the position of the first wordpiece of the body."""
@@ -295,16 +298,7 @@ class GraphRetriever:
         texts = [passage.text for own in numbers for passage in self._kb.passages(own)]
         reading = joint_reading(asked, texts, self._tokenizer, self._lengths)
         relation_BKK = torch.from_numpy(np.stack([self._graph.relations(own) for own in numbers]))
-        return Read(reading, relation_BKK, [body_start(one, self._lengths) for one in asked])
-
-    def score(self, read: Read) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of passages, and of starts and ends (`GraphReader.forward`)."""
-        device = self._reader.select.weight.device
-        reading = read.reading
-        scored: tuple[Tensor, Tensor] = self._reader(
-            reading.tokens.to(device), reading.body_BT.to(device), read.relation_BKK.to(device)
-        )
-        return scored
+        return Read(reading, texts, relation_BKK, [body_start(one, self._lengths) for one in asked])
 
     def answer(self, questions: Sequence[str]) -> list[Found]:
         """The span with the highest score of each question. Retrieved passages are ranked before the other passages of BM25."""
@@ -315,24 +309,19 @@ class GraphRetriever:
         numbers, ranked = self._retrieval.ranking(question)
         if not numbers:
             return Found("", 0.0)
-        read = self.read([question], [numbers])
-        device = self._reader.select.weight.device
-        with evaluating(self._reader), autocast(device, self._precision):
-            passage_BK, end_2RT = (part.cpu() for part in self.score(read))
-        start_RT, last_RT = end_2RT + passage_BK[0][None, :, None] / 2
-        best = Found("", -np.inf, number_K=ranked[:DEPTH], read=len(numbers))
-        for width in range(min(ANSWER_TOKENS, start_RT.shape[1])):
-            sum_RT = start_RT[:, : start_RT.shape[1] - width] + last_RT[:, width:]
-            place = int(sum_RT.argmax())
-            row, first = divmod(place, sum_RT.shape[1])
-            score = float(sum_RT[row, first])
-            if score > best.score:
-                start, end = read.reading.text_span(row, first, first + width)
-                (passage,) = self._kb.passages([numbers[row]])
-                best = best._replace(
-                    answer=passage.text[start:end], score=score, passage=numbers[row], start=start, end=end
-                )
-        return best if best.answer else best._replace(score=0.0)
+        reading, texts, relation_BKK, _ = self.read([question], [numbers])
+        with evaluating(self._reader), autocast(self._reader.select.weight.device, self._precision):
+            passage_BK, end_2RT = (part.cpu() for part in self._reader(reading, relation_BKK))
+        score_RWT = passage_BK[0][:, None, None] + answer_scores(end_2RT, reading, texts)
+        row, width, first = np.unravel_index(int(score_RWT.argmax()), score_RWT.shape)
+        found = Found("", 0.0, number_K=ranked[:DEPTH], read=len(numbers))
+        score = float(score_RWT[row, width, first])
+        if score == -np.inf:  # no passage has a word
+            return found
+        start, end = reading.text_span(int(row), int(first), int(first + width))
+        return found._replace(
+            answer=texts[row][start:end], score=score, passage=numbers[row], start=start, end=end
+        )
 
 
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> GraphRetriever:

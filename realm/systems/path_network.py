@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from realm.model.bert import Bert
-from realm.model.scores import log_softmax_inside
 from realm.model.states import hidden_states, states_at
 from realm.qa.reading import Reading
+from realm.systems.answer_ends import AnswerEnds
+from realm.tokens.tokenizer import Tokenizer
 
 END = -1
 """Stands for the end of a path, instead of a passage."""
@@ -26,7 +27,7 @@ CARRIED = 2
 class PathNetwork(nn.Module):
     """The recurrent retriever and the reader."""
 
-    def __init__(self, encoder: Bert):
+    def __init__(self, encoder: Bert, tokenizer: Tokenizer):
         super().__init__()
         hidden = encoder.config.hidden_size
         self.encoder, self.reader = encoder, copy.deepcopy(encoder)
@@ -36,7 +37,7 @@ class PathNetwork(nn.Module):
         self.bias = nn.Parameter(torch.zeros(()))
         self.step = nn.Linear(2 * hidden, hidden)
         self.holds = nn.Linear(hidden, 1)
-        self.ends = nn.Linear(hidden, 2)
+        self.ends = AnswerEnds(encoder.config, tokenizer)
 
     def first(self) -> Tensor:
         """The state before the first passage of a path -> [H]."""
@@ -60,10 +61,8 @@ class PathNetwork(nn.Module):
 
     def read(self, reading: Reading) -> tuple[Tensor, Tensor]:
         """Logits that paths contain an answer [R]; log p of the first and the last token of an answer [2, R, T]."""
-        device = self.bias.device
-        state_RTH = hidden_states(self.reader, reading.tokens.to(device)).float()
-        end_2RT = log_softmax_inside(self.ends(state_RTH).permute(2, 0, 1), reading.body_BT.to(device))
-        return self.holds(state_RTH[:, 0]).squeeze(1), end_2RT
+        state_RTH = hidden_states(self.reader, reading.tokens.to(self.bias.device)).float()
+        return self.holds(state_RTH[:, 0]).squeeze(1), self.ends(state_RTH, reading)
 
 
 def path_loss(network: PathNetwork, passage_KH: Tensor, path: Sequence[int], allowed_K: Tensor) -> Tensor:

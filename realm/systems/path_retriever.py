@@ -11,7 +11,6 @@ whether the path contains an answer, and the position of the answer.
 Axis letters: K passages of a question, R paths, T tokens, H hidden.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from realm.qa.reading import Reading, joint_reading
 from realm.qa.spans import body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.answer_ends import ANSWER_TOKENS, WHOLE_WORDS, answer_scores
 from realm.systems.passage_graph import PassageGraph
 from realm.systems.path_network import END, PathNetwork, beam_search, path_loss, reading_loss
 from realm.systems.system import (
@@ -61,10 +61,8 @@ PASSAGES = 2
 """Largest number of passages of a path."""
 BEAM = 4
 """Number of paths that beam search keeps (published: 8)."""
-ANSWER_TOKENS = 10
-"""Largest number of wordpieces of an answer."""
 SEPARATOR = "\n\n"
-"""Text between two passages of a path in the input of the reader."""
+"""Text between two passages of a path in the input of the reader. It ends a paragraph, so no answer extends over it."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +137,14 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
     graph = PassageGraph.open(kb, out)
     examples = examples_of(kb, graph, start.tokenizer, ground.train)
     torch.manual_seed(config.seed)
-    network = PathNetwork(start_encoder(start))
+    network = PathNetwork(start_encoder(start), start.tokenizer)
     sizes = {"encoder": asdict(network.encoder.config), "lengths": asdict(start.lengths)}
     model = SystemModel(NAME, network, sizes, start.tokenizer)
     heads = nn.ModuleList([network.step, network.holds, network.ends])
     vectors = nn.ParameterList([network.begin, network.end, network.length, network.bias])
     rates: dict[nn.Module, float] = dict.fromkeys((network.encoder, network.reader), config.learning_rate)
     rates |= dict.fromkeys((heads, vectors), HEAD_RATE)
-    names = {**ground.given(), "init": ground.encoder}
+    names = {**ground.given(), **WHOLE_WORDS, "init": ground.encoder}
     with TrainRun(NAME, out, config, model, rates, names) as run:
         system = PathRetriever(kb, graph, network, start.tokenizer, start.lengths, config.precision)
         best = Best(run, network, ground.dev[: config.dev_questions], system)
@@ -245,39 +243,29 @@ class PathRetriever:
                 network, ranked[:SEEDS], lambda pick: links_of(self._graph, pick),
                 lambda numbers: self._encode(question, numbers), PASSAGES, BEAM,
             )  # fmt: skip
-            reading = self._inputs(question, [self._text(one.path) for one in beams], self._long)
+            texts = [self._text(one.path) for one in beams]
+            reading = self._inputs(question, texts, self._long)
             holds_R, end_2RT = (part.cpu() for part in network.read(reading))
-        number_K = list(dict.fromkeys([*(number for one in beams for number in one.path), *ranked]))[:DEPTH]
-        read = len({number for one in beams for number in one.path})
         row = int(holds_R.argmax())
-        place, start, end, score = self._best_span(reading, row, beams[row].path, end_2RT[:, row])
-        if place is None:
-            return Found("", 0.0, number_K=number_K, read=read)
-        (passage,) = self._kb.passages([beams[row].path[place]])
-        total = score + float(F.logsigmoid(holds_R[row]))
-        return Found(passage.text[start:end], total, beams[row].path[place], start, end, number_K, read)
-
-    def _best_span(
-        self, reading: Reading, row: int, path: Sequence[int], end_2T: Tensor
-    ) -> tuple[int | None, int, int, float]:
-        """The best span that lies within one passage of a path.
-
-        Returns the position of the passage in the path, the first character of the span in the passage, the end of the span
-        (exclusive), and the log-probability of the span. The position is None if there is no such span.
-        """
+        path = beams[row].path
+        score_WT = answer_scores(end_2RT, reading, texts)[row]
+        width, first = divmod(int(score_WT.argmax()), score_WT.shape[1])
+        number_K = list(dict.fromkeys([*(number for one in beams for number in one.path), *ranked]))[:DEPTH]
+        found = Found("", 0.0, number_K=number_K, read=len({number for one in beams for number in one.path}))
+        score = float(score_WT[width, first])
+        if score == -np.inf:  # the path has no word
+            return found
+        start, end = reading.text_span(row, first, first + width)
         lengths = [len(passage.text) for passage in self._kb.passages(path)]
         begins = np.cumsum([0, *(length + len(SEPARATOR) for length in lengths)])
-        best: tuple[int | None, int, int, float] = (None, 0, 0, -math.inf)
-        for width in range(min(ANSWER_TOKENS, end_2T.shape[1])):
-            sum_T = end_2T[0, : end_2T.shape[1] - width] + end_2T[1, width:]
-            for first in sum_T.argsort(descending=True)[:2].tolist():
-                if not float(sum_T[first]) > best[3]:
-                    continue
-                start, end = reading.text_span(row, first, first + width)
-                place = int(np.searchsorted(begins, start, side="right")) - 1
-                if end - begins[place] <= lengths[place]:
-                    best = (place, start - int(begins[place]), end - int(begins[place]), float(sum_T[first]))
-        return best
+        place = int(np.searchsorted(begins, start, side="right")) - 1
+        return found._replace(
+            answer=texts[row][start:end],
+            score=score + float(F.logsigmoid(holds_R[row])),
+            passage=path[place],
+            start=start - int(begins[place]),
+            end=end - int(begins[place]),
+        )
 
 
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> PathRetriever:

@@ -258,15 +258,15 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_network(
-    folder: Path, kb: KnowledgeBase, config: DeviceConfig, network_of: Callable[[Bert], Network]
+    folder: Path, kb: KnowledgeBase, config: DeviceConfig, network_of: Callable[[Bert, Tokenizer], Network]
 ) -> tuple[Network, Tokenizer, Lengths, dict[str, Any]]:
     """Loads a system that starts from an encoder -> its network, tokenizer, lengths, and all sizes in system.json.
 
-    `network_of` makes the network around an encoder.
+    `network_of` makes the network from an encoder and its tokenizer.
     """
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
-    network = network_of(Bert(bert_config(sizes["encoder"], str(folder))))
+    network = network_of(Bert(bert_config(sizes["encoder"], str(folder))), tokenizer)
     network.load_state_dict(read_weights(folder))
     network.to(choose_device(config.device)).eval()
     return network, tokenizer, Lengths(**sizes["lengths"]), sizes

@@ -75,9 +75,10 @@ class Tokenizer:
         number_of = self._tokenizer.get_vocab()
         return sorted(number_of, key=number_of.__getitem__)
 
-    def continuing_ids(self) -> list[int]:
+    @cached_property
+    def continuing_ids(self) -> frozenset[int]:
         """Ids of the wordpieces that continue a word."""
-        return sorted(i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##"))
+        return frozenset(i for piece, i in self._tokenizer.get_vocab().items() if piece.startswith("##"))
 
     @classmethod
     def load(cls, name: str | Path) -> "Tokenizer":

@@ -393,7 +393,7 @@ def set_whole_words(reader: SpanReader, model: Model, whole_words: bool) -> None
     """Lets the answers of a reader begin and end at word boundaries, or else anywhere."""
     reader.continues_V.zero_()
     if whole_words:
-        reader.continues_V[model.tokenizer.continuing_ids()] = True
+        reader.continues_V[list(model.tokenizer.continuing_ids)] = True
 
 
 class Best(BestWeights):

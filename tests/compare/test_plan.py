@@ -12,7 +12,7 @@ import pytest
 
 from realm import cli
 from realm.compare import commands, results
-from realm.compare.checks import expected_scores
+from realm.compare.checks import expected_report, scores_of
 from realm.compare.official import digest_of
 from realm.compare.plan import TablePlan
 from realm.compare.questions import held_out_questions, is_dev, ordered_digest, read_all, split_questions
@@ -20,6 +20,7 @@ from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.settings import DataConfig, PublishedConfig, TableConfig
 from realm.errors import InputError
 from realm.files import write_json
+from realm.qa.predictions import Prediction
 from realm.qa.question_files import Question
 from realm.qa.scoring.metrics import normalise_answer
 
@@ -286,13 +287,21 @@ def test_a_report_without_numbers_is_not_compared_with(em: str, tmp_path: Path) 
     file = tmp_path / "table1.json"
     file.write_text('{"rows": {}, "starts": {}}')
     with pytest.raises(InputError, match="is not a report of a table"):
-        expected_scores(str(file))
-    write_json(file, {"starts": {}, "rows": {"orqa": {"tests": {"made": {"all": {"em": "EM"}}}}}})
+        expected_report(str(file))
+    made: dict[str, Any] = {part: {"em": 5.0, "f1": 6.0} for part in ("answerable", "seen", "unseen")}
+    made |= {"all": {"em": "EM", "f1": 43.0}, "retrieved": {}}
+    write_json(file, {"starts": {}, "rows": {"orqa": {"tests": {"made": made}}}})
     file.write_text(file.read_text().replace('"EM"', em))
     with pytest.raises(InputError, match="is not a report of a table"):
-        expected_scores(str(file))
+        expected_report(str(file))
     file.write_text(file.read_text().replace(em, "41.5"))
-    assert expected_scores(str(file)) == {"orqa, made, exact match": 41.5}
+    scores = scores_of(expected_report(str(file)), ("all", "seen"))
+    assert scores == {
+        "orqa, made, exact match": 41.5,
+        "orqa, made, F1": 43.0,
+        "orqa, made, seen, exact match": 5.0,
+        "orqa, made, seen, F1": 6.0,
+    }
 
 
 def test_training_questions_that_a_test_asks_are_left_out() -> None:
@@ -361,6 +370,28 @@ def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:
     assert scored["em"] == pytest.approx(100 * 3 / 6)
     assert scored["em_ci95"][0] < 50 < scored["em_ci95"][1]
     assert results._answered(correct_SN, f1_SN, np.zeros(4, dtype=bool))["n"] == 0
+
+
+@pytest.mark.parametrize(
+    ("answerable", "wanted"),
+    [
+        ([1, 1, 1, 0, 0], (2, 0, 66.67, 0.5)),  # p of McNemar's test: 2 (1/2)^2
+        ([0, 0, 1, 1, 0], (0, 1, -50.0, 1.0)),
+        ([0, 0, 0, 0, 0], None),
+    ],
+)
+def test_one_difference_from_realm_is_over_the_answerable_questions_only(answerable, wanted) -> None:
+    right = {"realm": np.array([[1, 1, 0, 0, 1]]) == 1, "t5": np.array([[0, 0, 0, 1, 0]]) == 1}
+    f1 = {name: found.astype(float) for name, found in right.items()}
+    test = results._Test([], right, f1, {}, {}, np.array(answerable) == 1)
+    tested = {
+        name: results._tested(name, test, test.answerable_N, [Prediction("1", "?", "")]) for name in right
+    }
+    found = {name: [one[key] for key in ("less", "less_answerable")] for name, one in tested.items()}
+    assert found["realm"] == [None, None]
+    (every, some) = (one and (one["only_a"], one["only_b"], one["points"], one["p"]) for one in found["t5"])
+    assert every == (3, 1, 40.0, 0.625)  # 2 (1 + 4) (1/2)^4
+    assert some == wanted
 
 
 def test_a_pattern_is_seen_if_a_training_answer_as_it_was_written_matches() -> None:

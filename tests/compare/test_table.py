@@ -2,23 +2,29 @@
 
 import copy
 import json
+import math
 import os
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
+from torch import nn
 
 from realm import cli
 from realm.compare import layout, plots, results
+from realm.compare.checks import deviations
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
 from realm.compare.table import DataJson
+from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.scoring.significance import p_value
 from realm.store.knowledge_base import KnowledgeBase
+from realm.systems.system import load_system
 from tests.compare.conftest import TESTS, Home, printed, read_lines
 from tests.compare.scorer import first_with, plain, recall_and_rank, scored
 from tests.schemas import assert_holds
@@ -105,6 +111,8 @@ def test_report_has_the_scores_that_an_independent_scorer_computes_from_the_save
             for key in ("em", "f1") if kept else ():
                 low, high = one[part][f"{key}_ci95"]
                 assert low <= one[part][key] <= high
+        for key, taken in (("less", [True] * len(pairs)), ("less_answerable", answerable)):
+            check_difference(one[key], questions, predicted["realm"], lines, taken if name != "realm" else [])
         assert one["ms"] == pytest.approx(mean(line["ms"] for line in lines), abs=0.06)
         if name == "t5":
             assert one["retrieved"] is None
@@ -141,6 +149,22 @@ def test_report_has_the_number_of_passages_read(home, compared) -> None:
     assert compared["rows"]["realm"]["read"] == 5
 
 
+def test_report_has_the_number_of_parameters_of_the_networks_of_each_row(home, compared) -> None:
+    kb = KnowledgeBase.open(home.table1 / "kb")
+    for name, row in compared["rows"].items():
+        folder = home.table1 / "rows" / ("realm" if name == "hybrid" else name)
+        if (folder / "system.json").exists():
+            loaded = vars(load_system(folder, kb)).values()
+            (network,) = (part for part in loaded if isinstance(part, nn.Module))
+            networks = [network]
+        else:
+            model = load_model(folder)
+            by_words = name in ("bm25-reader", "first-match", "hard-em")
+            networks = [model.span_reader, *([] if by_words else [model.embedder])]
+        weights = {id(one): one.numel() for network in networks for one in network.parameters()}
+        assert row["parameters"] == sum(weights.values()) > 0, name
+
+
 def retrieved_ranks(folder: Path, start: str, file: Path, questions: list[dict[str, Any]]) -> list[int]:
     """Ranks of answers in what `realm retrieve` finds."""
     out = folder / "retrieved" / f"{start}.jsonl"
@@ -149,6 +173,31 @@ def retrieved_ranks(folder: Path, start: str, file: Path, questions: list[dict[s
     assert cli.main(["retrieve", *words, *model, "--top-k", "100"]) == 0
     found = [[one["text"] for one in line["passages"]] for line in read_lines(out)]
     return [first_with(question, texts) for question, texts in zip(questions, found, strict=True)]
+
+
+def check_difference(
+    less: dict[str, Any] | None,
+    questions: list[dict[str, Any]],
+    realm: list[dict[str, Any]],
+    other: list[dict[str, Any]],
+    taken: list[bool],
+) -> None:
+    """Checks the difference in exact match, and McNemar's exact test, on the taken questions; None if there are none."""
+    if not any(taken):
+        assert less is None
+        return
+    right = [
+        tuple(scored([(question, one)])["em"] == 100 for one in pair)
+        for question, pair, own in zip(questions, zip(realm, other, strict=True), taken, strict=True)
+        if own
+    ]
+    only_a, only_b = right.count((True, False)), right.count((False, True))
+    n = only_a + only_b
+    p = sum(math.comb(n, k) for k in range(min(only_a, only_b) + 1)) / 2 ** (n - 1) if n else 1.0
+    assert less is not None and (less["only_a"], less["only_b"]) == (only_a, only_b)
+    assert less["points"] == pytest.approx(100 * (only_a - only_b) / len(right), abs=0.006)
+    assert less["p"] == pytest.approx(min(1.0, p))
+    assert less["low"] <= less["points"] <= less["high"]
 
 
 def check_retrieval(one: dict[str, Any], ranks: list[int], answerable: list[bool]) -> None:
@@ -388,6 +437,43 @@ def test_scores_are_checked_against_an_earlier_report(home, compared, capsys) ->
     assert cli.main([*words, "--check", str(home.folder / "other.json")]) == 0
 
 
+def leaves(value: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Paths of all numbers in a report."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from leaves(one, *path, key)
+    elif isinstance(value, int | float):
+        yield path
+
+
+def test_a_check_compares_every_score(compared) -> None:
+    """Each number of the report is changed by 4 points or 4 percent: two numbers of a report are never one score."""
+    compared_kinds: dict[str, set[bool]] = defaultdict(set)
+    for path in leaves({part: compared[part] for part in ("rows", "starts", "masked_facts")}):
+        other = copy.deepcopy(compared)
+        *before, last = path
+        place = other
+        for key in before:
+            place = place[key]
+        place[last] = 1.04 * place[last] if last == "nats" else place[last] + 4
+        found = deviations(other, compared, 3.0)
+        assert len(found) <= 1 and len(found) == len(deviations(compared, other, 3.0))
+        assert deviations(other, compared, 5.0) == []
+        compared_kinds["recall" if before[-1] == "recall" else last].add(bool(found))
+    always = {kind for kind, found in compared_kinds.items() if found == {True}}
+    assert always == {"em", "f1", "recall", "mrr", "span_accuracy", "nats"}
+    assert all(found == {False} for kind, found in compared_kinds.items() if kind not in always)
+
+
+def test_answerable_questions_of_other_rows_are_not_compared(compared) -> None:
+    other = copy.deepcopy(compared)
+    for row in other["rows"].values():
+        row["tests"]["spans"]["answerable"]["em"] += 50
+    assert len(deviations(compared, other, 3.0)) == len(compared["rows"])
+    del other["rows"]["orqa"]
+    assert deviations(compared, other, 3.0) == []
+
+
 def test_masked_facts_of_other_settings_are_not_compared(home, ablated, tmp_path, capsys) -> None:
     folder = tmp_path / "table2"
     shutil.copytree(home.table2, folder)
@@ -404,10 +490,12 @@ def test_a_damaged_file_of_a_table_is_one_line(home, compared, tmp_path, capsys)
     folder = tmp_path / "table1"
     shutil.copytree(home.table1, folder)
     short = json.dumps({"outcomes": [{"id": "1", "correct": True, "f1": 1.0, "rank": 1}]})
+    orqa = json.loads((folder / "reports" / "orqa.spans.json").read_text())["outcomes"]
+    reversed_ = json.dumps({"outcomes": orqa[::-1]})  # outcomes of two rows are compared place by place
     for name, contents in {
         "data.json": ("[]", "{}", "{", '{"questions": 1}'),
         "stages.json": ("[]", "{"),
-        "reports/orqa.spans.json": ("{}", '{"outcomes": [1]}', short),
+        "reports/orqa.spans.json": ("{}", '{"outcomes": [1]}', short, reversed_),
         "reports/retrieval-bm25.spans.json": ("[]", short),
         "reports/probe-realm.json": ("{}", short),
         "datastore/report.json": (

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from realm.model.span_reader import body_mask
 from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
-from realm.qa.spans import answer_pieces, body_start, correct_mask
+from realm.qa.spans import answer_pieces, body_start, correct_mask, pieces_of_answers, span_scores
 from realm.tokens.layouts import Lengths, joint_inputs
 from realm.tokens.tokenizer import Encoding, Tokenizer
+from tests.store.tiny import TOKENIZER
 
 LENGTHS = Lengths(query=8, passage=14)
 TEXT = "The river Tarn, in 1284: the TARN froze. Tärn River was 1,300 km long; O'Neill's tarn."
@@ -90,6 +91,37 @@ def test_answer_pieces_agree_with_a_plain_loop(body, answers) -> None:
         if answer and body[start : start + len(answer)] == answer
     }
     assert answer_pieces(question("-"), answers, "", encoding) == sorted(plain)
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"),
+    [
+        # "ard" is not in "Arden", and "is in" does not extend over the end of a paragraph.
+        (question("ard", "is in"), [["ard", "ard"], ["is in"]]),
+        (question("is ard", "it is"), [["is ard"], ["It is"]]),
+        (question("arde?n?", "is.in", regex=True), [["Arden", "ard", "arden", "ard"], ["is in"]]),
+        (question("ar", regex=True), [[], []]),
+    ],
+)
+def test_answers_to_train_on_are_whole_words_of_one_paragraph(asked, wanted) -> None:
+    texts = ["Arden, ard\n\nen arden is ard", "It is\n\nin one is in"]
+    places = pieces_of_answers(asked, texts, TOKENIZER, 10)
+    bodies = TOKENIZER.encode_with_offsets(texts)
+    assert [
+        [text[body.starts[first] : body.ends[first + width]] for first, width in own]
+        for text, body, own in zip(texts, bodies, places, strict=True)
+    ] == wanted
+
+
+def test_scores_of_spans_are_those_of_a_plain_loop() -> None:
+    first_BT, last_BT = torch.randn(2, 3, 7, generator=torch.Generator().manual_seed(0))
+    for widths in (1, 4, 9):
+        found = span_scores(first_BT, last_BT, widths)
+        assert found.shape == (3, widths, 7)
+        for row, width, first in itertools.product(range(3), range(widths), range(7)):
+            inside = first + width < 7
+            plain = first_BT[row, first] + last_BT[row, first + width] if inside else -torch.inf
+            assert float(found[row, width, first]) == float(plain)
 
 
 @given(st.text(alphabet="ab c", max_size=40), st.sampled_from(["a+", "b c", "a b|c", "[ab]{2}"]))

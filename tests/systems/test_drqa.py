@@ -201,8 +201,10 @@ def test_the_reader_computes_the_papers_equations() -> None:
         weights = reader.weigh(states["q"]).softmax(dim=0)
         asked = (weights * states["q"]).sum(dim=0)
         start = [float(state @ reader.start(asked)) for state in states["p"]]
-        start_BT, _ = reader(rows)
+        end = [float(state @ reader.end(asked)) for state in states["p"]]
+        start_BT, end_BT = reader(rows)
     np.testing.assert_allclose(start_BT[0], start, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(end_BT[0], end, rtol=1e-4, atol=1e-5)
 
 
 def test_states_of_all_layers_are_concatenated() -> None:

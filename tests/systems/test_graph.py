@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from realm.errors import InputError
 from realm.files import read_json
@@ -15,13 +16,17 @@ from realm.model.folder import load_model
 from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import body_start
+from realm.store.knowledge_base import KnowledgeBase
 from realm.systems import graph_retriever, passage_graph
+from realm.systems.answer_ends import WHOLE_WORDS
 from realm.systems.articles import Articles
 from realm.systems.graph_retriever import Config, Fusion, GraphReader, Retrieval, marginal_loss, train
 from realm.systems.passage_graph import CHILD, MENTIONED, MENTIONS, NONE, PARENT, PassageGraph, Titles
-from realm.systems.system import Ground
+from realm.systems.system import Ground, read_system
 from realm.tokens.layouts import Lengths
 from tests.conftest import RIVERS, TOWNS
+from tests.store.tiny import TOKENIZER
+from tests.systems.letters import LENGTHS, lettered_kb, random_encoder, row_of, sharpened, spans_of
 from tests.systems.runs import SHORT, check_answers, check_resumed, renamed
 
 QUESTIONS = [
@@ -192,22 +197,98 @@ def test_loss_sums_the_probability_of_every_place() -> None:
 
 def test_probabilities_of_passages_and_of_ends_sum_to_one(ground, graph, tiny_kb) -> None:
     start = load_model(ground.encoder)
-    reader = GraphReader(start.reader.bert.bert).eval()
+    reader = GraphReader(start.reader.bert.bert, start.tokenizer).eval()
     retrieval = Retrieval(tiny_kb, graph, 6)
     system = graph_retriever.GraphRetriever(tiny_kb, graph, retrieval, reader, start.tokenizer, start.lengths)
     numbers = [retrieval.ranking(question.question)[0][:4] for question in QUESTIONS[:2]]
+    read = system.read([q.question for q in QUESTIONS[:2]], numbers)
     with torch.no_grad():
-        passage_BK, end_2RT = system.score(system.read([q.question for q in QUESTIONS[:2]], numbers))
+        passage_BK, end_2RT = reader(read.reading, read.relation_BKK)
     np.testing.assert_allclose(passage_BK.exp().sum(dim=1), 1.0, rtol=1e-5)
     np.testing.assert_allclose(end_2RT.exp().sum(dim=2), 1.0, rtol=1e-5)
 
 
+@pytest.fixture(scope="module")
+def lettered(tmp_path_factory) -> tuple[KnowledgeBase, PassageGraph]:
+    folder = tmp_path_factory.mktemp("lettered")
+    kb = lettered_kb(folder / "kb")
+    return kb, PassageGraph.open(kb, folder / "system")
+
+
+def fused(reader: GraphReader, state_KH: list[Tensor], relation_KK: np.ndarray) -> list[Tensor]:
+    """The states of passages after the fusion layers, passage by passage."""
+    for layer in reader.fusion:
+        new = []
+        for k, state in enumerate(state_KH):
+            messages = [
+                torch.relu(layer.message(torch.cat([other, reader.relation.weight[relation_KK[k, j]]])))
+                for j, other in enumerate(state_KH)
+                if relation_KK[k, j] != NONE
+            ]
+            best = torch.stack(messages).amax(dim=0) if messages else torch.zeros_like(state)
+            new.append(layer.norm(state + layer.update(torch.cat([state, best]))))
+        state_KH = new
+    return state_KH
+
+
+def test_the_answer_is_the_best_of_all_whole_words_of_all_passages(lettered) -> None:
+    """log p(passage) + log p(start) + log p(end), for each span of each passage."""
+    kb, graph = lettered
+    reader = GraphReader(random_encoder(0), TOKENIZER).eval()
+    sharpened([reader.select, reader.ends, reader.relation, reader.fusion], 3)
+    retrieval = Retrieval(kb, graph, 10)
+    system = graph_retriever.GraphRetriever(kb, graph, retrieval, reader, TOKENIZER, LENGTHS)
+    by_passage, by_span, without_fusion = 0, 0, 0
+    for question in QUESTIONS[:8]:
+        numbers, _ = retrieval.ranking(question.question)
+        texts = [passage.text for passage in kb.passages(numbers)]
+        rows = [row_of(reader.encoder, question.question, text) for text in texts]
+        first_KH = [row.state_TH[0] for row in rows]
+        with torch.no_grad():
+            states = fused(reader, first_KH, graph.relations(numbers))
+            passage_K = torch.tensor([float(reader.select(state)) for state in states]).log_softmax(dim=0)
+            plain_K = torch.tensor([float(reader.select(state)) for state in first_KH])
+        spans = [
+            (one.logp + float(logp), one.logp, k, one)
+            for k, (row, text, logp) in enumerate(zip(rows, texts, passage_K, strict=True))
+            for one in spans_of(row, reader.ends.score, text)
+        ]
+        score, _, k, span = max(spans)
+        (found,) = system.answer([question.question])
+        assert found.score == pytest.approx(score, abs=1e-4)
+        assert (found.passage, found.start, found.end) == (numbers[k], span.start, span.end)
+        assert found.answer == texts[k][span.start : span.end]
+        by_passage += int(passage_K.argmax()) != k
+        by_span += max(spans, key=lambda one: one[1])[2:] != (k, span)
+        without_fusion += int(plain_K.argmax()) != int(passage_K.argmax())
+    assert by_passage and by_span and without_fusion  # each part of the score changes an answer
+
+
+def test_a_part_of_a_word_is_no_answer_to_train_on(lettered) -> None:
+    kb, graph = lettered
+    retrieval = Retrieval(kb, graph, 10)
+
+    def answers(*wanted: str) -> set[str]:
+        asked = [Question("1", "on which river lies arden?", wanted)]
+        (one,) = graph_retriever.examples_of(kb, retrieval, TOKENIZER, LENGTHS, asked)
+        found = set()
+        for number, places in zip(one.numbers, one.places, strict=True):
+            (passage,) = kb.passages([number])
+            (body,) = TOKENIZER.encode_with_offsets([passage.text])
+            found |= {passage.text[body.starts[first] : body.ends[first + width]] for first, width in places}
+        return found
+
+    assert answers("Ouse", "rive", "the river") == {"Ouse", "the river"}
+    with pytest.raises(InputError, match="no training question has an answer"):
+        answers("rive")
+
+
 def test_a_passage_without_words_spoils_no_gradient(ground, graph, tiny_kb) -> None:
     start = load_model(ground.encoder)
-    reader = GraphReader(start.reader.bert.bert).eval()
+    reader = GraphReader(start.reader.bert.bert, start.tokenizer).eval()
     ids = start.tokenizer.encode(["where?"])[0]
-    read = joint_reading([ids] * 2, ["the river", "\x01"], start.tokenizer, start.lengths)
-    passage_BK, end_2RT = reader(read.tokens, read.body_BT, torch.zeros(1, 2, 2, dtype=torch.int64))
+    reading = joint_reading([ids] * 2, ["the river", "\x01"], start.tokenizer, start.lengths)
+    passage_BK, end_2RT = reader(reading, torch.zeros(1, 2, 2, dtype=torch.int64))
     first = body_start(ids, start.lengths)
     loss = marginal_loss(passage_BK, end_2RT, [[(0, first, first)]])
     loss.backward()
@@ -241,7 +322,9 @@ def test_retrieval_begins_with_words_and_named_documents_and_follows_edges(
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(steps=40, batch_size=4, learning_rate=1e-3, warmup=4, dev_every=20, **TINY)
-    check_answers(train(ground, tmp_path / "graph", config), tiny_kb, QUESTIONS)
+    out = train(ground, tmp_path / "graph", config)
+    check_answers(out, tiny_kb, QUESTIONS)
+    assert WHOLE_WORDS.items() <= read_system(out)["stages"][-1].items()
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
@@ -292,7 +375,7 @@ def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_it_reads_in_the_precision_of_its_settings(ground, graph, tiny_kb, precision) -> None:
     start = load_model(ground.encoder)
-    reader, retrieval = GraphReader(start.reader.bert.bert), Retrieval(tiny_kb, graph, 6)
+    reader, retrieval = GraphReader(start.reader.bert.bert, start.tokenizer), Retrieval(tiny_kb, graph, 6)
     system = graph_retriever.GraphRetriever(
         tiny_kb, graph, retrieval, reader, start.tokenizer, start.lengths, precision
     )

@@ -15,10 +15,21 @@ from realm.qa.question_files import Question
 from realm.qa.reading import joint_reading
 from realm.qa.spans import body_start
 from realm.systems import path_retriever
+from realm.systems.answer_ends import WHOLE_WORDS
 from realm.systems.path_network import CARRIED, END, PathNetwork, beam_search, path_loss, reading_loss
-from realm.systems.path_retriever import Config, train
-from realm.systems.system import Ground
+from realm.systems.path_retriever import Config, PathRetriever, train
+from realm.systems.system import Ground, read_system
 from tests.conftest import RIVERS, TOWNS
+from tests.store.tiny import TOKENIZER
+from tests.systems.letters import (
+    LENGTHS,
+    lettered_kb,
+    log_probability,
+    random_encoder,
+    row_of,
+    sharpened,
+    spans_of,
+)
 from tests.systems.runs import SHORT, check_answers, check_resumed
 
 QUESTIONS = [
@@ -35,7 +46,8 @@ def ground(tiny_kb, tiny_model_folder) -> Ground:
 @pytest.fixture(scope="module")
 def network(tiny_model_folder) -> PathNetwork:
     torch.manual_seed(0)
-    return PathNetwork(load_model(tiny_model_folder).reader.bert.bert).eval()
+    start = load_model(tiny_model_folder)
+    return PathNetwork(start.reader.bert.bert, start.tokenizer).eval()
 
 
 def log_sigmoid(logit: float) -> float:
@@ -234,6 +246,100 @@ def test_passages_that_a_path_links_to_are_negatives_unless_they_hold_an_answer(
     assert linked
 
 
+@pytest.fixture(scope="module")
+def lettered(tmp_path_factory) -> PathRetriever:
+    """A system with random weights; words have several wordpieces, and passages have several paragraphs."""
+    folder = tmp_path_factory.mktemp("lettered")
+    kb = lettered_kb(folder / "kb")
+    network = PathNetwork(random_encoder(3), TOKENIZER).eval()
+    network.reader = random_encoder(2)
+    sharpened([network.step, network.holds, network.ends], 3)
+    with torch.no_grad():  # a path more often ends after two passages than after one
+        cls_H = row_of(network.encoder, QUESTIONS[0].question, next(iter(kb)).text).state_TH[0]
+        after_one_H = network.next(network.first(), cls_H)
+        network.end.copy_(8 * (network.next(after_one_H, cls_H) - after_one_H))
+    graph = path_retriever.PassageGraph.open(kb, folder / "system")
+    return PathRetriever(kb, graph, network, TOKENIZER, LENGTHS)
+
+
+def joined(texts: Sequence[str]) -> str:
+    """Passages of a path as paragraphs, so that a span within one paragraph is within one passage."""
+    return "\n\n".join(texts)
+
+
+def test_the_answer_is_the_best_span_of_the_path_that_the_reader_ranks_first(lettered) -> None:
+    """Every path is read on its own, and every span is scored on its own."""
+    network, graph = lettered._network, lettered._graph
+    text_N = [passage.text for passage in lettered._kb]
+    from_middle, from_second = 0, 0
+    for question in (one.question for one in QUESTIONS[:8]):
+        _, number_BK = lettered._retriever.search([question], 100, "bm25", None)
+        ranked = [number for number in number_BK[0].tolist() if number >= 0]
+        passage_NH = torch.stack([row_of(network.encoder, question, text).state_TH[0] for text in text_N])
+        paths = plain_beam_search(
+            network, ranked[: path_retriever.SEEDS], lambda one: path_retriever.links_of(graph, one),
+            passage_NH, path_retriever.PASSAGES, path_retriever.BEAM,
+        )  # fmt: skip
+        read = []
+        for rank, (path, _) in enumerate(paths):
+            text = joined([text_N[number] for number in path])
+            row = row_of(network.reader, question, text)
+            holds = float(network.holds(row.state_TH[0]).detach())
+            read.append((holds, rank, path, text, max(spans_of(row, network.ends.score, text))))
+        holds, rank, path, text, span = max(read)
+        in_second = span.start > len(text_N[path[0]])
+        before = len(joined([text_N[path[0]], ""])) if in_second else 0
+        (found,) = lettered.answer([question])
+        assert found.score == pytest.approx(log_sigmoid(holds) + span.logp, abs=1e-4)
+        assert found.passage == path[int(in_second)]
+        assert (found.start, found.end) == (span.start - before, span.end - before)
+        assert found.answer == text[span.start : span.end] == text_N[found.passage][found.start : found.end]
+        of_paths = [number for one, _ in paths for number in one]
+        assert found.read == len(set(of_paths))
+        assert list(found.number_K) == list(dict.fromkeys([*of_paths, *ranked]))[:100]
+        from_middle += 0 < rank < len(paths) - 1
+        from_second += in_second
+    assert from_middle and from_second
+
+
+def test_a_part_of_a_word_is_no_answer_to_train_on(lettered) -> None:
+    asked = Question("1", "on which river lies arden?", ("rive", "buri"))
+    with pytest.raises(InputError, match="no training question has an answer"):
+        path_retriever.examples_of(lettered._kb, lettered._graph, TOKENIZER, [asked])
+
+
+def test_the_reader_is_trained_on_the_path_and_on_one_negative(lettered, monkeypatch) -> None:
+    network, kb = lettered._network, lettered._kb
+    encoded: list[list[int]] = []
+    monkeypatch.setattr(lettered, "_encode", lambda _, numbers: encoded.append(numbers) or torch.zeros(1))
+    monkeypatch.setattr(path_retriever, "path_loss", lambda *_: torch.zeros(()))
+    lengths, two_texts = set(), 0
+    examples = path_retriever.examples_of(kb, lettered._graph, TOKENIZER, QUESTIONS[:8])
+    for example in examples:
+        for seed in range(3):
+            encoded.clear()
+            with torch.no_grad():
+                loss = float(lettered.loss(example, np.random.default_rng(seed)))
+            (numbers,) = encoded
+            texts = [passage.text for passage in kb.passages(numbers)]
+            (answer,) = example.question.answers
+            held = next(place for place, text in enumerate(texts) if answer in text)  # ends the path
+            read, plain = (
+                [(joined(texts[: held + 1]), True), *((text, False) for text in texts[held + 1 :][:1])],
+                0.0,
+            )
+            for text, is_right in read:
+                row = row_of(network.reader, example.question.question, text)
+                holds = float(network.holds(row.state_TH[0]).detach())
+                plain -= log_sigmoid(holds if is_right else -holds) / len(read)
+                if is_right:
+                    plain -= log_probability(row, network.ends.score, text, answer)
+            assert loss == pytest.approx(plain, abs=1e-3)
+            lengths.add(held + 1)
+            two_texts += len(read) == 2
+    assert lengths == {1, 2} and two_texts
+
+
 def test_a_passage_without_words_spoils_no_gradient(network, tiny_model_folder) -> None:
     tokenizer, lengths = load_model(tiny_model_folder).tokenizer, load_model(tiny_model_folder).lengths
     reading = joint_reading(tokenizer.encode(["where?"] * 2), ["the river", "\x01"], tokenizer, lengths)
@@ -247,7 +353,9 @@ def test_a_passage_without_words_spoils_no_gradient(network, tiny_model_folder) 
 
 def test_it_learns_and_answers_from_its_folder_with_evidence(ground, tiny_kb, tmp_path) -> None:
     config = Config(steps=20, batch_size=4, learning_rate=2e-3, warmup=2, dev_every=20, **TINY)
-    check_answers(train(ground, tmp_path / "path", config), tiny_kb, QUESTIONS)
+    out = train(ground, tmp_path / "path", config)
+    check_answers(out, tiny_kb, QUESTIONS)
+    assert WHOLE_WORDS.items() <= read_system(out)["stages"][-1].items()
 
 
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(ground, tmp_path) -> None:
@@ -267,7 +375,7 @@ def test_questions_without_answers_in_the_corpus_are_refused(tiny_kb, tiny_model
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_it_reads_in_the_precision_of_its_settings(tiny_kb, tiny_model_folder, tmp_path, precision) -> None:
     start = load_model(tiny_model_folder)
-    network = PathNetwork(start.reader.bert.bert)
+    network = PathNetwork(start.reader.bert.bert, start.tokenizer)
     graph = path_retriever.PassageGraph.open(tiny_kb, tmp_path / "system")
     system = path_retriever.PathRetriever(tiny_kb, graph, network, start.tokenizer, start.lengths, precision)
     seen = set()
