@@ -10,11 +10,24 @@ from pathlib import Path
 
 from realm.errors import first_line
 
+PARSED = "parsed.sqlite"
+"""Name of the database of what the readers of documents keep, in the folder of a build or of a workspace."""
 AT_ONCE = 256
 """Number of values that are written in one transaction, unless `write` is called earlier."""
 WAIT = 30.0
 """Most seconds for which a process waits until another process has written."""
 _log = logging.getLogger(__name__)
+
+
+def files_of(database: Path) -> list[Path]:
+    """The file of a database, and the files that SQLite writes beside it."""
+    return [database.with_name(database.name + ending) for ending in ("", "-journal", "-wal", "-shm")]
+
+
+def remove_database(database: Path) -> None:
+    """Removes a database that no process uses, if it exists."""
+    for file in files_of(database):
+        file.unlink(missing_ok=True)
 
 
 class KeptValues:

@@ -281,7 +281,7 @@ def _work(prepare: Callable[[], Callable[[Any], Iterable[Any]]], connection: Con
     """Sends the results for the items that the caller sends through the connection, until the process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with_parent(parent)
     no_tokenizer_threads()
     function = _prepared(prepare)
     rest: Iterator[Any] = iter(())
@@ -329,8 +329,16 @@ def no_tokenizer_threads() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _end_with(parent: int) -> None:
-    """Ends this process when the parent process has ended, because a killed parent cannot end its workers."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
+def end_with_parent(parent: int | None = None) -> None:
+    """Starts a thread that ends this process when its parent process has ended, because a killed parent cannot end its workers.
+
+    `parent` is the id of the parent process, if it is known; it may have ended before this call.
+    """
+    expected = os.getppid() if parent is None else parent
+
+    def wait() -> None:
+        while os.getppid() == expected:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -56,7 +56,7 @@ def asked_of(text: str) -> Iterator[Asked]:
     except json.JSONDecodeError:  # several lines
         articles = None
     if articles is None:
-        yield from (of_qed(json.loads(line)) for line in text.splitlines() if line.strip())
+        yield from (of_qed(json.loads(line)) for line in text.split("\n") if line.strip())
         return
     for article in articles:
         for paragraph in article["paragraphs"]:

@@ -29,8 +29,17 @@ def exits(monkeypatch) -> Iterator[list[int]]:
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(heartbeats, "INTERVAL", 0.02)
     monkeypatch.setattr(heartbeats, "SILENCE", 0.5)
+    ranks: list[Heartbeats] = []
+    start = Heartbeats.__init__
+
+    def kept(self: Heartbeats, *args: object) -> None:
+        ranks.append(self)
+        start(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Heartbeats, "__init__", kept)
     yield codes
-    heartbeats.SILENCE = 1e9  # for a rank that a failed test did not stop
+    for rank in ranks:  # that a failed test did not stop
+        rank.stop()
 
 
 def wait_for(codes: list[int]) -> None:

@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -101,3 +103,24 @@ def test_an_error_of_the_preparation_is_raised() -> None:
     with pytest.raises(ValueError, match="no such tokenizer"):
         list(map_in_processes(unprepared, iter(range(3)), 2))
     assert not multiprocessing.active_children()
+
+
+def test_a_process_ends_when_its_killed_parent_has_ended() -> None:
+    child = (
+        "import time; from realm.local_processes import end_with_parent; end_with_parent(); "
+        "print('ready', flush=True); time.sleep(100)"
+    )
+    parent = (
+        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
+        "print(child.pid, flush=True); child.wait()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = sorted(process.stdout.readline() for _ in range(2))
+    process.kill()
+    process.wait()
+    assert lines[1] == "ready\n"
+    # the child holds the other end of the pipe, so this returns when the child has ended
+    began = time.monotonic()
+    assert process.stdout.read() == "" and time.monotonic() - began < 60
+    process.stdout.close()

@@ -204,7 +204,7 @@ def test_questions_with_passages_come_from_the_files_of_squad_and_qed(tmp_path: 
         row = {
             "example_id": number,
             "title_text": "Tamm",
-            "question_text": "how long is the tamm",
+            "question_text": "how long is the tamm\u2028",
             "paragraph_text": "The Tamm 's length ( in 1900 ) was 40 km , `` at most '' .",
             "original_nq_answers": [[{"string": one} for one in spans] for spans in answers],
             "annotation": {"explanation_type": kind},
@@ -223,15 +223,15 @@ def test_questions_with_passages_come_from_the_files_of_squad_and_qed(tmp_path: 
         qed(2, "none", ["1900"]),
         qed(3, "multi_sentence", ["the Arden"]),
     ]
-    (tmp_path / "qed-train.jsonlines").write_text("\n".join(lines))
+    (tmp_path / "qed-train.jsonlines").write_text("\n".join(lines).replace("\\u2028", "\u2028"))
     recipe.main(tmp_path / "qed-train.jsonlines", tmp_path / "p.jsonl", tmp_path / "q.jsonl")
     (found,) = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     text = 'The Tamm\'s length (in 1900) was 40 km, "at most".'
     assert found == {"id": "qed-train-0", "title": "Tamm", "text": text}
-    (asked,) = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().splitlines()]
+    (asked,) = [json.loads(line) for line in (tmp_path / "q.jsonl").read_text().strip().split("\n")]
     assert asked == {
         "id": "qed1",
-        "question": "how long is the tamm",
+        "question": "how long is the tamm\u2028",
         "answers": ["40 km", '40 km, "at most"'],
         "passage_id": "qed-train-0",
     }

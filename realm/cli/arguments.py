@@ -157,21 +157,23 @@ class Parser(argparse.ArgumentParser):
         self,
         default: str = f"the setting `tagger`, which is {PassagesConfig.tagger}",
         on_engine: str = "sources are read and the tagger runs",
+        parallel: bool = True,
     ) -> None:
-        """Adds --tagger, --processes and the engine. `default` and `on_engine` are parts of the help texts."""
+        """Adds --tagger, with `parallel` --processes, and the engine. `default` and `on_engine` are parts of the help texts."""
         self.add_argument(
             "--tagger",
             metavar="NAME",
             help="tagger of names and dates: realm, spacy:MODEL, hf:MODEL, or rules (dates only) "
             f"(default: {default})",
         )
-        self.add_argument(
-            "--processes",
-            metavar="N",
-            type=positive,
-            help="number of processes that tag documents, and that read PDF files, Word files and parts of dumps (default: "
-            "one per core, at most 8)",
-        )
+        if parallel:
+            self.add_argument(
+                "--processes",
+                metavar="N",
+                type=positive,
+                help="number of processes that tag documents, and that read PDF files, Word files and parts of dumps (default: "
+                "one per core, at most 8)",
+            )
         self.add_engine(on_engine)
 
     def add_kb(self, required: bool = True) -> None:

@@ -46,7 +46,7 @@ def add_documents(verbs: "Commands[Parser]") -> None:
         metavar="NAME",
         help="model or encoder whose wordpieces are counted (default: the setting `tokenizer`)",
     )
-    preview.add_tagger(on_engine="the tagger runs")
+    preview.add_tagger(on_engine="the tagger runs", parallel=False)
     preview.add_argument(
         "--limit", metavar="N", type=positive, default=20, help="show only the first N passages (default: 20)"
     )
@@ -141,7 +141,7 @@ def _preview(args: argparse.Namespace) -> None:
         headings=config.reads_headings,
         names=config.names,
     )
-    tagger = load_tagger(args.tagger or config.tagger, args.processes or 1, engine_of(args))
+    tagger = load_tagger(args.tagger or config.tagger, engine=engine_of(args))
     with annotated(islice(documents, args.limit), tagger) as found:
         passages = (
             one

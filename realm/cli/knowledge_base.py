@@ -178,8 +178,9 @@ def _build(args: argparse.Namespace) -> None:
     from realm.documents.near_duplicates import without_near_duplicates
     from realm.documents.reading import ReadingReport, read_documents
     from realm.documents.remote import public_address
+    from realm.kept_values import PARSED
     from realm.local_processes import default_processes
-    from realm.store.ingest import PARSED, NoText, check_target, unfinished_folder
+    from realm.store.ingest import NoText, check_target, unfinished_folder
     from realm.store.knowledge_base import KnowledgeBaseConfig, build
     from realm.text.salient_spans import load_tagger
     from realm.tokens.tokenizer import Tokenizer

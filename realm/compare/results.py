@@ -108,8 +108,8 @@ class StartJson(TypedDict):
 
     tests: dict[str, Found]
     less: dict[str, PairedDifference]
-    """Test -> recall@5 of the start realm minus recall@5 of this start. The p value is also that of the answerable
-    questions: with one seed, neither start finds an answer to another question, so McNemar's test ignores such questions."""
+    """Test -> recall@5 of the start realm minus recall@5 of this start. With one seed, the p value is the same for the
+    answerable questions, because no start finds an answer to a question that is not answerable."""
     facts: FactsJson | None
     """None for a published model, and in a table with only a published model."""
 

@@ -23,6 +23,7 @@ from typing import Any
 from realm.documents.child_limits import MOST_MEMORY, limit
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable
 from realm.errors import first_line, shortened
+from realm.local_processes import end_with_parent
 from realm.progress import progress
 from realm.text.corpus import Link, Section
 from realm.text.fields import FieldNames, json_value
@@ -152,6 +153,7 @@ def main() -> None:
     os.dup2(2, 1)  # what a library prints goes to standard error, not into the answers
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MOST_MEMORY)
+    end_with_parent()
 
     def answer(kind: str, *values: object) -> None:
         answers.write(json.dumps([kind, values], default=_value) + "\n")

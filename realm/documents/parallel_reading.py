@@ -112,9 +112,10 @@ def read_on_ray(
 
 
 def read_in_processes(
-    found: Sequence[SourceFile | RemoteFile], limits: Limits, processes: int, kept: Path | None
+    found: Sequence[SourceFile | RemoteFile], limits: Limits, processes: int | None, kept: Path | None
 ) -> Iterator[Record | Unreadable]:
-    """The records and problems of files, in order. Several processes read the parts of dumps, and PDF and Word files.
+    """The records and problems of files, in order. `processes` processes read the parts of dumps, and PDF and Word files; None:
+    this process reads them, and one process per core parses the pages of dumps.
 
     Parsed pages of dumps, and PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
@@ -122,10 +123,10 @@ def read_in_processes(
         RealmError: the processes were killed repeatedly during the same work.
     """
     dumps = _parts_of_dumps(found)
-    workers = min(processes, sum(map(len, dumps.values())) + sum(map(_is_kept, found)))
+    workers = min(processes or 1, sum(map(len, dumps.values())) + sum(map(_is_kept, found)))
     mapped: Map = partial(map_in_processes, processes=workers) if workers > 1 else _map_here
     if workers > 1 or any(dumps.values()):
-        blocks = _blocks(found, dumps, _state_if_kept, kept)
+        blocks = _blocks(found, dumps, _state_if_kept, kept, 1 if workers > 1 else processes)
         yield from _read(blocks, dumps, limits, mapped, kept, worker_kept=kept, processes=processes)
     else:
         with _redirects_of_dumps(dumps, mapped) as redirects:
@@ -151,8 +152,8 @@ def _read(
     worker_kept: Path | None = None,
     processes: int | None = None,
 ) -> Iterator[Record | Unreadable]:
-    """`kept` is the database of the process of the command, and `worker_kept` that of workers on this machine. `processes`
-    processes parse a dump that is read as a whole."""
+    """The process of the command keeps what it reads in the database `kept`, and what other machines have read in `known`.
+    Workers on this machine use the database `worker_kept`. `processes` processes parse a dump that is read as a whole."""
     with ExitStack() as opened:
         child = opened.enter_context(KeepingReader(kept))
         redirects = opened.enter_context(_redirects_of_dumps(dumps, mapped))
@@ -276,8 +277,10 @@ def _blocks(
     dumps: Mapping[Path, Sequence[DumpPart]],
     state_of_file: Callable[[SourceFile | RemoteFile], State | None],
     kept: Path | None = None,
+    parsers: int | None = 1,
 ) -> Iterator[Block]:
-    """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`."""
+    """All files in blocks. Parsed pages of the parts of dumps are kept in the database `kept`. `parsers` processes parse the
+    pages of a part; None: one per core."""
     block, size = Block([]), 0
     for file in found:
         path = _path_of_dump(file)
@@ -290,7 +293,7 @@ def _blocks(
             block, size = Block([]), 0
         if parts:
             for part in parts:
-                source: SourceFile = partial(articles_of_part, part, kept=kept), part.path
+                source: SourceFile = partial(articles_of_part, part, kept=kept, processes=parsers), part.path
                 yield Block([(source, state_of(part.path))], part)
         elif alone:
             yield Block([(file, state)])

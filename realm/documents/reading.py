@@ -54,6 +54,8 @@ class ReadingReport:
 
     MOST = 20_000
     """Most files, lines and rows that are listed for each reason; further files, lines and rows are only counted."""
+    MOST_ASSUMED = 100_000
+    """Most files and lines whose assumed encoding is stored and counted."""
 
     def __init__(self) -> None:
         self.documents = 0
@@ -77,7 +79,7 @@ class ReadingReport:
 
     def assume(self, where: str, encoding: str) -> None:
         """Stores the encoding that was assumed for a file or a line."""
-        if len(self.assumed) < self.MOST:
+        if len(self.assumed) < self.MOST_ASSUMED:
             self.assumed[printable(where)] = encoding
 
     def keep(self, folder: Path) -> list[str]:
@@ -120,7 +122,9 @@ class _StrictReport(ReadingReport):
 
 
 def _few(names: Sequence[str], number: int) -> str:
-    return ", ".join(shortened(name, 100) for name in names) + (", ..." if number > len(names) else "")
+    return ", ".join(shortened(name, 100) for name in names) + (
+        ", ..." if number > len(names) == _NAMED else ""
+    )
 
 
 def read_documents(
@@ -132,7 +136,7 @@ def read_documents(
     taken: Collection[str] = (),
     engine: EngineConfig | None = None,
     kept: Path | None = None,
-    processes: int = 1,
+    processes: int | None = None,
     names: FieldNames = USUAL_NAMES,
 ) -> Iterator[Document]:
     """The documents of files, folders and packages, in order. Files of a folder are sorted; hidden files are skipped.
@@ -146,8 +150,9 @@ def read_documents(
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
     cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read PDF and Word files,
-    and the parts of dumps that can be split. The database `kept`, which is made if it does not exist, keeps the parsed pages of
-    dumps and the text of PDF and Word files, which are not parsed again.
+    and the parts of dumps that can be split; None: this process reads them, and one process per core parses the pages of dumps.
+    The database `kept`, which is made if it does not exist, keeps the parsed pages of dumps and the text of PDF and Word files,
+    which are not parsed again.
 
     Raises:
         InputError: a source does not exist, or no document could be read; without a report, also for any other problem. The

@@ -34,6 +34,7 @@ from lance import LanceOperation
 
 from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, TABLE_KEY, is_new, one_writer, replace_folder, restore
+from realm.kept_values import PARSED, files_of, remove_database
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.store.fields.columns import missing_columns
@@ -67,8 +68,6 @@ from realm.tokens.tokenizer import Tokenizer
 
 TABLE = PASSAGES
 TOKENIZER = "tokenizer"
-PARSED = "parsed.sqlite"
-"""File in the folder of an unfinished build, with what the readers of documents keep (`realm.documents`)."""
 _READ = "realm.read"
 _log = logging.getLogger(__name__)
 
@@ -165,7 +164,7 @@ def build(
     table.cleanup_old_versions(older_than=timedelta(0), retain_versions=1, delete_unverified=True)
     merged = originals(table, again)
     write_merged(work, {document: again[document] for document in merged})
-    remove_parsed(work)
+    remove_database(work / PARSED)
     put_in_place(work, target)
     return BuildResult(read.documents, table.count_rows(), read.duplicates, read.empty, merged)
 
@@ -173,12 +172,6 @@ def build(
 def unfinished_folder(target: Path) -> Path:
     """The folder in which the knowledge base `target` is built."""
     return target.with_name(f"{target.name}.building")
-
-
-def remove_parsed(folder: Path) -> None:
-    """Removes the database `PARSED` of a folder, if there is one."""
-    for path in folder.glob(f"{PARSED}*"):  # SQLite adds endings
-        path.unlink()
 
 
 @contextmanager
@@ -336,11 +329,11 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """
     if not work.exists():
         return None
+    parsed = files_of(work / PARSED)
     strange = [
         path.name
         for path in work.iterdir()
-        if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED, LOCK)
-        and not path.name.startswith(PARSED)  # SQLite adds endings
+        if path.name not in (TABLE, TOKENIZER, CHECKSUMS, MERGED, LOCK) and path not in parsed
     ]
     if strange:
         raise InputError(
@@ -355,7 +348,7 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
         except RealmError as error:
             _log.warning("%s; starting from the beginning", error)
     for path in work.iterdir():
-        if not path.name.startswith(PARSED):
+        if path not in parsed:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return None
 

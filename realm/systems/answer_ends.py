@@ -21,8 +21,8 @@ from realm.tokens.tokenizer import Tokenizer
 ANSWER_TOKENS = 10
 """Largest number of wordpieces of an answer."""
 WHOLE_WORDS = {"answers": "whole words"}
-"""A setting of each training, so that a training of an earlier version, in which answers could be parts of words, is not
-continued."""
+"""Recorded with the settings of each training. Earlier versions, whose answers could be parts of words, did not record it, so
+their unfinished trainings are not continued."""
 
 
 class AnswerEnds(nn.Module):

@@ -330,7 +330,7 @@ def _start(ground: Ground, config: Config) -> tuple[SystemModel, Words]:
         return SystemModel(NAME, network, _sizes(network, published=False), words), words
     folder = _published(config.init)
     try:
-        # Of a file that is not in safetensors, only tensors are unpickled.
+        # With `weights_only`, pytorch_model.bin can contain only tensors; anything else is refused.
         network = T5ForConditionalGeneration.from_pretrained(folder, local_files_only=True, weights_only=True)
     except Exception as error:  # the libraries raise errors of many classes
         raise InputError(f"{config.init} cannot be loaded as a T5 model: {first_line(error)}") from None

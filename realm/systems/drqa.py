@@ -218,7 +218,7 @@ class Reader(nn.Module):
 def best_spans(start_BT: Tensor, end_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """First word, last word and sum of scores of the span with the highest sum, per row -> three tensors [B].
 
-    Spans have at most `ANSWER_WORDS` words.
+    Spans have at most `ANSWER_WORDS` words. Of spans with equal scores, the shortest is taken.
     """
     score_B, place_B = span_scores(start_BT, end_BT, ANSWER_WORDS).flatten(1).max(dim=1)
     words = start_BT.shape[1]

@@ -267,7 +267,11 @@ def load_network(
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
     network = network_of(Bert(bert_config(sizes["encoder"], str(folder))), tokenizer)
-    network.load_state_dict(read_weights(folder))
+    try:
+        network.load_state_dict(read_weights(folder))
+    except RuntimeError:  # the checksums of the weights are right
+        message = f"{folder} was trained by another version of realm: remove it, and train the system again"
+        raise InputError(message) from None
     network.to(choose_device(config.device)).eval()
     return network, tokenizer, Lengths(**sizes["lengths"]), sizes
 

@@ -10,7 +10,7 @@
 
 A fit continues an interrupted fit, because the files on disk show which steps are complete:
 
-    WORKSPACE/parsed.sqlite       text of PDF and Word files, from step 1 to step 6
+    WORKSPACE/parsed.sqlite       what takes long to read, such as text of PDF files: from step 1 to step 6
     WORKSPACE/kb/                 exists after step 2 (kb.building during step 2)
     WORKSPACE/documents.json      ids of the documents that came from the sources
     WORKSPACE/questions.jsonl     exists after step 3: the made questions for step 5
@@ -34,13 +34,14 @@ from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, only_holder, remove, replace_folder, restore
 from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
+from realm.kept_values import PARSED, files_of, remove_database
 from realm.model.folder import Model, copy_model, load_model
 from realm.model.manifest import is_model, read_manifest
 from realm.progress import duration
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import MadeQuestion, make_questions
-from realm.store.ingest import PARSED, TABLE, remove_parsed
+from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.table import newest_version
 from realm.train import adapt
@@ -139,14 +140,24 @@ def run(
 def _run(
     folder: Path, sources: Sequence[str], dropped: Sequence[str], config: FitConfig, strict: bool
 ) -> FitJson:
-    stamped = stamp(sources, (folder,))
     seconds: dict[str, float] = {}
-    with _timed("read", seconds):
-        read = read_sources(folder, sources, config, strict)
-    start = load_model(config.start, reader=False)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with one_writer(folder, lambda: _log.info("%s: waiting for another fit to end", folder)):
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            waiting = f"{folder}: waiting for another fit to end"
+            stack.enter_context(one_writer(folder, lambda: _log.info(waiting)))
+
+        exists = folder.is_dir()
+        if exists:  # another fit would remove the database in which this fit keeps what it reads
+            lock()
+        stamped = stamp(sources, (folder,))
+        with _timed("read", seconds):
+            read = read_sources(folder, sources, config, strict)
+        start = load_model(config.start, reader=False)
+        if not exists:
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock()
         # `realm watch` can have added a file that this fit has not read, and whose documents this fit would delete.
         if (now := stamp(sources, (folder,))) != stamped:
             stamped = now
@@ -197,8 +208,8 @@ class _Fit:
         version = newest_version(self.kb_folder / TABLE)
         assert version is not None
         report = {**report, "stamp": stamped, "kb_version": version, "examples": examples}
+        remove_database(self.folder / PARSED)
         self._write(report)
-        remove_parsed(self.folder)
         return report
 
     def _put_start(self) -> bool:
@@ -336,7 +347,8 @@ def _check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, but a workspace is a folder")
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(PARSED)} - {LOCK}
+    parsed = files_of(folder / PARSED)
+    names = {path.name for path in folder.iterdir() if path not in parsed} - {LOCK}
     if names and not names & {KB, f"{KB}.building", REPORT}:
         raise InputError(f"{folder} exists and is not a workspace: use another folder")
 

@@ -7,6 +7,7 @@ the sources no longer contain.
 import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from multiprocessing import current_process
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,10 +15,11 @@ from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import ConflictError, InputError
 from realm.files import write_json
 from realm.folders import remove
+from realm.kept_values import PARSED
 from realm.local_processes import FRESH, default_processes
 from realm.model.folder import Model
 from realm.progress import counted, progress
-from realm.store.ingest import PARSED, TABLE, DocumentsChanged, NoText, build, unfinished_folder
+from realm.store.ingest import TABLE, DocumentsChanged, NoText, build, unfinished_folder
 from realm.store.knowledge_base import KnowledgeBase, changed
 from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import newest_version
@@ -34,9 +36,6 @@ from realm.workspace.sources import (
     watched_documents,
 )
 
-PROCESSES = 1 if FRESH else default_processes()
-"""Processes that read and tag documents. Spawned processes would need `if __name__ == "__main__":` in the program that calls
-`realm.fit`."""
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +59,7 @@ class Changes(NamedTuple):
 def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict: bool) -> SourceDocuments:
     """The documents of the sources; files inside the workspace `folder` are not read.
 
-    The text of PDF and Word files is kept in the workspace until the fit is complete.
+    What takes long to read (`read_documents`) is kept in the workspace until the fit is complete.
 
     Raises:
         InputError: the sources contain no text, or `strict` is set and a file cannot be read.
@@ -76,13 +75,21 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
         (folder,),
         config.reads_headings,
         kept=folder / PARSED,
-        processes=PROCESSES,
+        processes=_processes(),
         names=config.names,
     )
     documents = list(progress(found, total=None, description="read", unit="document"))
     if not documents:
         raise InputError(f"{', '.join(sources)} contains no text from which {folder} could be made")
     return SourceDocuments(documents, left_out)
+
+
+def _processes() -> int | None:
+    """Number of processes that read and tag documents; None if the program that calls `realm.fit` may not start any.
+
+    Spawned processes need `if __name__ == "__main__":` in this program, and a daemonic process may have no child processes.
+    """
+    return None if FRESH or current_process().daemon else default_processes()
 
 
 class Sync:
@@ -109,7 +116,7 @@ class Sync:
     def _build(self, read: SourceDocuments) -> Changes:
         config, tokenizer = self._kb_config(), self.start.tokenizer
         tokenizer.name = self.config.start
-        tagger = load_tagger(config.tagger, PROCESSES)
+        tagger = load_tagger(config.tagger, _processes() or 1)
         total = len(read.documents)
         try:
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
@@ -133,7 +140,7 @@ class Sync:
     def _update(self, read: SourceDocuments) -> Changes:
         """Adds new documents, replaces changed documents, and deletes documents that the sources no longer contain."""
         kb = KnowledgeBase.open(self.kb_folder)
-        tagger = load_tagger(self.config.tagger, PROCESSES)
+        tagger = load_tagger(self.config.tagger, _processes() or 1)
         self._check_same(kb, tagger)
         before = listed_documents(self.folder) | watched_documents(
             self.folder, (*self.sources, *self.dropped)

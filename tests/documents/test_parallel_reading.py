@@ -78,7 +78,7 @@ def test_a_damaged_place_of_a_dump_costs_only_the_pages_of_some_streams(
     found = list(read_documents([str(path)], report=report, processes=processes))
     lost = [number for number, one in enumerate(whole) if one not in found]
     assert found == [one for number, one in enumerate(whole) if number not in lost]
-    assert report.reasons["damaged"] == 2
+    assert report.reasons["damaged"] == 2 and f"left out: 2 damaged: {path}" in report.lines()
     # bz2 reads 8 kB, or 128 kB since Python 3.14, ahead of the damage
     ahead = 2 + -(-io.DEFAULT_BUFFER_SIZE // (len(data) // 90))
     assert 2 <= len(lost) <= 2 * 8 * ahead
@@ -87,6 +87,22 @@ def test_a_damaged_place_of_a_dump_costs_only_the_pages_of_some_streams(
     assert [
         one.problem.count("of the file, are left out") for one in report.left_out if one.reason == "damaged"
     ] == [1, 1]
+
+
+def test_a_dump_whose_first_lines_are_damaged_is_one_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multistream, "PART_BYTES", 3000)
+    path = write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(60))
+    assert len(multistream.parts_of(path)) > 1
+    data = bytearray(path.read_bytes())
+    data[20:60] = bytes(40)
+    path.write_bytes(data)
+    (tmp_path / "note.txt").write_text("A note.")
+    assert multistream.parts_of(path) == []
+    report = ReadingReport()
+    assert [one.text for one in read_documents([str(tmp_path)], report=report, processes=2)] == ["A note."]
+    assert report.lines() == [f"left out: 1 damaged: {path}"]
 
 
 @pytest.mark.skipif(

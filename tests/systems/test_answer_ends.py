@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from realm.errors import DamagedError
+from realm.errors import InputError
 from realm.model.states import hidden_states
 from realm.qa.reading import joint_reading
 from realm.systems.answer_ends import ANSWER_TOKENS, AnswerEnds, answer_scores
@@ -69,5 +69,5 @@ def test_a_system_of_the_version_with_parts_of_words_is_refused(name, network_of
     load_system(tmp_path / "new", kb)
     network.ends = nn.Linear(encoder.config.hidden_size, 2)
     SystemModel(name, network, sizes, TOKENIZER).save(tmp_path / "old")
-    with pytest.raises(DamagedError, match="state_dict"):
+    with pytest.raises(InputError, match="was trained by another version of realm: remove it"):
         load_system(tmp_path / "old", kb)

@@ -41,7 +41,7 @@ from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_a
 from realm.errors import first_line
 from realm.kept_values import KeptValues
 from realm.keys import KeyTable, key_of
-from realm.local_processes import default_processes
+from realm.local_processes import default_processes, end_with_parent
 from realm.progress import progress
 from realm.text.corpus import Link
 
@@ -119,14 +119,14 @@ def redirects_of_part(part: DumpPart) -> list[tuple[str, str]]:
 
 
 def articles_of_part(
-    part: DumpPart, path: Path, limits: Limits, kept: Path | None = None
+    part: DumpPart, path: Path, limits: Limits, kept: Path | None = None, processes: int | None = None
 ) -> Iterator[Record | Unreadable]:
     """The same records and problems as from `dump`, for the pages in a part of the dump `path`, with links to redirects.
 
     After a damaged place, the pages of the following streams are read.
     """
     need("mwparserfromhell", path)
-    with _Workers(1, kept) as workers:
+    with _Workers(processes or default_processes(), kept) as workers:
         yield from read_part(part, partial(_articles, path, limits=limits, workers=workers))
 
 
@@ -409,6 +409,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MOST_MEMORY)
+    end_with_parent()
     for line in sys.stdin.buffer:
         markup, dropped, seconds = json.loads(line)
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))

@@ -11,6 +11,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,6 +25,8 @@ PART_BYTES = 8 << 20
 """Smallest size of a part in compressed bytes: about 4,000 pages, which need about a minute to be parsed."""
 MOST_DAMAGES = 20
 """Number of damaged places after which a part is not read further. Each place costs time."""
+MOST_TRIED = 1000
+"""Number of places after a damaged one that are tried as the beginning of a stream."""
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 """The first bytes of a stream: the level of compression, and the number of the first block."""
 
@@ -48,9 +51,15 @@ def parts_of(path: Path) -> list[DumpPart]:
         return []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         second = _STREAM.search(data, 1, PART_BYTES)
-        if second is None or b"<page>" in _text(data, 0) or not _begins_with_page(data, second.start()):
+        head = _text(data, 0)
+        if (
+            second is None
+            or b"<mediawiki" not in head
+            or b"<page>" in head
+            or not _begins_with_page(data, second.start())
+        ):
             return []
-        head = second.start()
+        first = second.start()
         starts = [0]
         places = range(PART_BYTES, size - PART_BYTES, PART_BYTES)
         for place in progress(places, total=len(places), description="find parts", unit="part", leave=False):
@@ -58,7 +67,7 @@ def parts_of(path: Path) -> list[DumpPart]:
             if found and _begins_with_page(data, found.start()):
                 starts.append(found.start())
     ends = [*starts[1:], size]
-    return [DumpPart(path, head, start, end) for start, end in zip(starts, ends, strict=True)]
+    return [DumpPart(path, first, start, end) for start, end in zip(starts, ends, strict=True)]
 
 
 def _begins_with_page(data: mmap.mmap | bytes, start: int) -> bool:
@@ -104,13 +113,13 @@ def _stream_after(part: DumpPart, place: int) -> int:
     with part.path.open("rb") as file:
         file.seek(place)
         data = file.read(part.end - place)
-    starts = (found.start() for found in _STREAM.finditer(data))
+    starts = (found.start() for found in islice(_STREAM.finditer(data), MOST_TRIED))
     return place + next((start for start in starts if _begins_with_page(data, start)), len(data))
 
 
 @contextmanager
 def _opened(part: DumpPart) -> Iterator[tuple["io.BufferedReader[Any]", Callable[[], int]]]:
-    """A dump that has only the pages of a part, and a function for the place in the file up to which it was decompressed."""
+    """A dump that has only the pages of a part, and a function for the place up to which the file was read."""
     with part.path.open("rb") as file:
         head = file.read(part.head if part.start else 0)
         file.seek(part.start)
