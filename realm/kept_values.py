@@ -19,14 +19,14 @@ WAIT = 30.0
 _log = logging.getLogger(__name__)
 
 
-def files_of(database: Path) -> list[Path]:
+def database_files(database: Path) -> list[Path]:
     """The file of a database, and the files that SQLite writes beside it."""
     return [database.with_name(database.name + ending) for ending in ("", "-journal", "-wal", "-shm")]
 
 
 def remove_database(database: Path) -> None:
     """Removes a database that no process uses, if it exists."""
-    for file in files_of(database):
+    for file in database_files(database):
         file.unlink(missing_ok=True)
 
 

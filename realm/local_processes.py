@@ -12,7 +12,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from realm.environment import usable_cores
 from realm.errors import RealmError
+from realm.orphans import end_when_orphaned
 from realm.refusals import OwnWork, Refused
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ def _work(prepare: Callable[[], Callable[[Any], Iterable[Any]]], connection: Con
     """Sends the results for the items that the caller sends through the connection, until the process is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_parent(parent)
+    end_when_orphaned(parent)
     no_tokenizer_threads()
     function = _prepared(prepare)
     rest: Iterator[Any] = iter(())
@@ -327,18 +327,3 @@ def no_tokenizer_threads() -> None:
     The library's threads do not survive a fork either.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
-def end_with_parent(parent: int | None = None) -> None:
-    """Starts a thread that ends this process when its parent process has ended, because a killed parent cannot end its workers.
-
-    `parent` is the id of the parent process, if it is known; it may have ended before this call.
-    """
-    expected = os.getppid() if parent is None else parent
-
-    def wait() -> None:
-        while os.getppid() == expected:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()

@@ -451,9 +451,10 @@ def _end_with_raylet(ray: Any) -> None:
     def wait() -> None:
         with raylet, suppress(ConnectionResetError):
             raylet.recv(1)  # returns when the other side has ended, because it sends nothing
-        if ray.is_initialized() and ray.get_runtime_context().get_node_id() == own:
-            print(f"realm: {RAYLET_ENDED}: {START_AGAIN}", file=sys.stderr, flush=True)
-            os._exit(2)  # the main thread may wait for Ray
+        with suppress(Exception):  # the program may be disconnecting
+            if ray.is_initialized() and ray.get_runtime_context().get_node_id() == own:
+                print(f"realm: {RAYLET_ENDED}: {START_AGAIN}", file=sys.stderr, flush=True)
+                os._exit(2)  # the main thread may wait for Ray
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -105,22 +105,22 @@ def test_an_error_of_the_preparation_is_raised() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_process_ends_when_its_killed_parent_has_ended() -> None:
-    child = (
-        "import time; from realm.local_processes import end_with_parent; end_with_parent(); "
-        "print('ready', flush=True); time.sleep(100)"
-    )
-    parent = (
-        "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', sys.argv[1]]); "
-        "print(child.pid, flush=True); child.wait()"
-    )
-    process = subprocess.Popen([sys.executable, "-c", parent, child], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    lines = sorted(process.stdout.readline() for _ in range(2))
-    process.kill()
-    process.wait()
-    assert lines[1] == "ready\n"
-    # the child holds the other end of the pipe, so this returns when the child has ended
-    began = time.monotonic()
-    assert process.stdout.read() == "" and time.monotonic() - began < 60
-    process.stdout.close()
+@pytest.mark.parametrize("module", ["realm.documents.child_process", "realm.documents.wikipedia.dumps"])
+def test_a_process_that_reads_files_ends_when_its_killed_parent_has_ended(module: str) -> None:
+    # The child shares the pipes of its parent, so its standard input stays open.
+    parent = f"""
+import subprocess, {module} as module
+start = subprocess.Popen
+subprocess.Popen = lambda *args, **more: start(*args, **{{**more, "stdin": None, "stdout": None}})
+child = module._start()
+print(child.pid, flush=True)
+child.wait()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None and int(process.stdout.readline()) > 0
+        time.sleep(1)
+        process.kill()
+        began = time.monotonic()
+        assert process.stdout.read() == b""  # returns when the child has ended too
+        assert time.monotonic() - began < 60

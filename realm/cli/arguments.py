@@ -159,7 +159,10 @@ class Parser(argparse.ArgumentParser):
         on_engine: str = "sources are read and the tagger runs",
         parallel: bool = True,
     ) -> None:
-        """Adds --tagger, with `parallel` --processes, and the engine. `default` and `on_engine` are parts of the help texts."""
+        """Adds --tagger, the engine and, if `parallel` is true, --processes.
+
+        `default` and `on_engine` are parts of the help texts.
+        """
         self.add_argument(
             "--tagger",
             metavar="NAME",

@@ -123,7 +123,6 @@ def _watch(args: argparse.Namespace) -> None:
 
 
 def _fit(args: argparse.Namespace) -> None:
-    from realm.kept_values import PARSED, remove_database
     from realm.progress import counted
     from realm.workspace.report import lines, up_to_date
     from realm.workspace.settings import FitConfig
@@ -132,7 +131,6 @@ def _fit(args: argparse.Namespace) -> None:
     folder = Path(args.out)
     found = up_to_date(folder, args.sources, config, args.drop)
     if found is not None:
-        remove_database(folder / PARSED)  # of a fit that was refused
         parts = counted(found["documents"], "document"), counted(found["passages"], "passage")
         report(args, found, [f"{folder} is up to date: {', '.join(parts)}; nothing to do"])
         return

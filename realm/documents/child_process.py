@@ -23,7 +23,7 @@ from typing import Any
 from realm.documents.child_limits import MOST_MEMORY, limit
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable
 from realm.errors import first_line, shortened
-from realm.local_processes import end_with_parent
+from realm.orphans import end_when_orphaned
 from realm.progress import progress
 from realm.text.corpus import Link, Section
 from realm.text.fields import FieldNames, json_value
@@ -110,7 +110,7 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
 def _start() -> subprocess.Popen[bytes]:
     # With -P, Python imports no modules from the current folder, which may contain files with the names of modules.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "realm.documents.child_process"],
+        [sys.executable, "-P", "-m", "realm.documents.child_process", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -148,12 +148,15 @@ def _value(value: object) -> str | float:
 
 
 def main() -> None:
-    """Reads the files that standard input lists, until the parent process closes standard input or dies."""
+    """Reads the files that standard input lists, until the parent process closes standard input or ends.
+
+    The only argument of the command is the id of the parent process.
+    """
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)  # what a library prints goes to standard error, not into the answers
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MOST_MEMORY)
-    end_with_parent()
+    end_when_orphaned(int(sys.argv[1]))
 
     def answer(kind: str, *values: object) -> None:
         answers.write(json.dumps([kind, values], default=_value) + "\n")

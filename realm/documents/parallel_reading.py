@@ -114,8 +114,8 @@ def read_on_ray(
 def read_in_processes(
     found: Sequence[SourceFile | RemoteFile], limits: Limits, processes: int | None, kept: Path | None
 ) -> Iterator[Record | Unreadable]:
-    """The records and problems of files, in order. `processes` processes read the parts of dumps, and PDF and Word files; None:
-    this process reads them, and one process per core parses the pages of dumps.
+    """The records and problems of files, in order. `processes` processes read the parts of dumps, and PDF and Word files.
+    With None, this process reads them, and one process per core parses the pages of dumps.
 
     Parsed pages of dumps, and PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
@@ -152,7 +152,7 @@ def _read(
     worker_kept: Path | None = None,
     processes: int | None = None,
 ) -> Iterator[Record | Unreadable]:
-    """The process of the command keeps what it reads in the database `kept`, and what other machines have read in `known`.
+    """The process of the command keeps what it reads in the database `kept`. `known` keeps what other machines have read.
     Workers on this machine use the database `worker_kept`. `processes` processes parse a dump that is read as a whole."""
     with ExitStack() as opened:
         child = opened.enter_context(KeepingReader(kept))

@@ -34,7 +34,7 @@ from lance import LanceOperation
 
 from realm.errors import ConflictError, InputError, RealmError
 from realm.folders import LOCK, TABLE_KEY, is_new, one_writer, replace_folder, restore
-from realm.kept_values import PARSED, files_of, remove_database
+from realm.kept_values import PARSED, database_files, remove_database
 from realm.keys import KeyTable, key_of
 from realm.progress import progress
 from realm.store.fields.columns import missing_columns
@@ -329,7 +329,7 @@ def interrupted(work: Path, settings: Settings) -> lance.LanceDataset | None:
     """
     if not work.exists():
         return None
-    parsed = files_of(work / PARSED)
+    parsed = database_files(work / PARSED)
     strange = [
         path.name
         for path in work.iterdir()

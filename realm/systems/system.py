@@ -263,6 +263,10 @@ def load_network(
     """Loads a system that starts from an encoder -> its network, tokenizer, lengths, and all sizes in system.json.
 
     `network_of` makes the network from an encoder and its tokenizer.
+
+    Raises:
+        InputError: the weights do not fit the network.
+        DamagedError: as in `read_system` and `read_weights`.
     """
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
@@ -298,7 +302,7 @@ def load_system(folder: str | Path, kb: KnowledgeBase, config: DeviceConfig = AN
     """Loads the trained system in a folder, to answer questions from a knowledge base on the device of `config`.
 
     Raises:
-        InputError: as in `read_system` and `module_of`.
+        InputError: as in `read_system`, `module_of` and `load_network`.
         DamagedError: as in `read_system`; or the weights do not fit the network.
     """
     saved = read_system(folder)

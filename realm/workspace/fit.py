@@ -23,7 +23,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from realm.files import write_json, write_json_lines
 from realm.folders import LOCK, one_writer, only_holder, remove, replace_folder, restore
 from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
-from realm.kept_values import PARSED, files_of, remove_database
+from realm.kept_values import PARSED, database_files, remove_database
 from realm.model.folder import Model, copy_model, load_model
 from realm.model.manifest import is_model, read_manifest
 from realm.progress import duration
@@ -147,22 +147,24 @@ def _run(
             waiting = f"{folder}: waiting for another fit to end"
             stack.enter_context(one_writer(folder, lambda: _log.info(waiting)))
 
-        exists = folder.is_dir()
-        if exists:  # another fit would remove the database in which this fit keeps what it reads
+        start, exists = load_model(config.start, reader=False), folder.is_dir()
+        if exists:
+            # At its end, another fit removes the database in which this fit keeps what it reads.
             lock()
+            if found := up_to_date(folder, sources, config, dropped):
+                return found
         stamped = stamp(sources, (folder,))
         with _timed("read", seconds):
             read = read_sources(folder, sources, config, strict)
-        start = load_model(config.start, reader=False)
-        if not exists:
+        if not exists:  # a fit that fails before this line leaves no folder, unless it has kept something
             with writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             lock()
-        # `realm watch` can have added a file that this fit has not read, and whose documents this fit would delete.
-        if (now := stamp(sources, (folder,))) != stamped:
-            stamped = now
-            with _timed("read", seconds):
-                read = read_sources(folder, sources, config, strict)
+            # Meanwhile, another fit or `realm watch` can have added a file whose documents this fit would delete.
+            if (now := stamp(sources, (folder,))) != stamped:
+                stamped = now
+                with _timed("read", seconds):
+                    read = read_sources(folder, sources, config, strict)
         return _Fit(folder, sources, dropped, config, start, seconds).run(read, stamped)
 
 
@@ -208,7 +210,8 @@ class _Fit:
         version = newest_version(self.kb_folder / TABLE)
         assert version is not None
         report = {**report, "stamp": stamped, "kb_version": version, "examples": examples}
-        remove_database(self.folder / PARSED)
+        with suppress(OSError):
+            remove_database(self.folder / PARSED)
         self._write(report)
         return report
 
@@ -347,7 +350,7 @@ def _check_folder(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, but a workspace is a folder")
-    parsed = files_of(folder / PARSED)
+    parsed = database_files(folder / PARSED)
     names = {path.name for path in folder.iterdir() if path not in parsed} - {LOCK}
     if names and not names & {KB, f"{KB}.building", REPORT}:
         raise InputError(f"{folder} exists and is not a workspace: use another folder")

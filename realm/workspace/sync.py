@@ -85,9 +85,10 @@ def read_sources(folder: Path, sources: Sequence[str], config: FitConfig, strict
 
 
 def _processes() -> int | None:
-    """Number of processes that read and tag documents; None if the program that calls `realm.fit` may not start any.
+    """Number of processes that read and tag documents. None: `multiprocessing` cannot be used, so this process reads and tags.
 
-    Spawned processes need `if __name__ == "__main__":` in this program, and a daemonic process may have no child processes.
+    Spawned processes need `if __name__ == "__main__":` in the program that calls `realm.fit`, and a daemonic process may not
+    start any.
     """
     return None if FRESH or current_process().daemon else default_processes()
 

@@ -105,6 +105,22 @@ def test_a_dump_whose_first_lines_are_damaged_is_one_damaged_file(
     assert report.lines() == [f"left out: 1 damaged: {path}"]
 
 
+def test_damaged_first_pages_leave_the_later_parts_of_a_dump(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multistream, "PART_BYTES", 30_000)
+    path = write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(600))
+    parts, whole = multistream.parts_of(path), read([str(path)], 1)[0]
+    data = bytearray(path.read_bytes())
+    head = parts[0].head
+    data[head : head + 40] = bytes(40)
+    path.write_bytes(data)
+    assert multistream.parts_of(path) == parts
+    found, left_out = read([str(path)], 1)
+    assert found == whole[-len(found) :] and len(found) > 0.8 * len(whole)
+    assert left_out.count(f"{path}: damaged") == 1
+
+
 @pytest.mark.skipif(
     io.DEFAULT_BUFFER_SIZE > 8192, reason="bz2 would read over several damaged places at once"
 )

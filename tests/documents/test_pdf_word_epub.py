@@ -1,5 +1,6 @@
 """PDF, Word documents and EPUB: the text as it was written; what cannot be read is left out by reason, in bounded time."""
 
+import os
 import random
 import subprocess
 import sys
@@ -235,7 +236,7 @@ def test_a_reader_that_crashes_loops_or_takes_all_memory_loses_its_own_file_alon
 ) -> None:
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-c", CHILD],
+            [sys.executable, "-c", CHILD, str(os.getpid())],
             cwd=Path(__file__).parents[2],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

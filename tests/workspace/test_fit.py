@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from realm.documents.child_process import ReaderProcess
 from realm.errors import ConflictError, InputError, WriteFailed
 from realm.files import write_json_lines
 from realm.folders import one_writer
-from realm.local_processes import default_processes
 from realm.model.folder import load_model
 from realm.model.manifest import read_manifest
 from realm.qa.pipeline import AnswerConfig, Answerer
@@ -345,11 +344,27 @@ def test_an_interrupted_fit_reads_pdf_and_word_files_only_once(
     assert not list(WS.glob("parsed*"))
 
 
-def test_a_daemonic_process_can_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a process, as of a `multiprocessing.Pool`, may have no child processes."""
-    assert sync_module._processes() == (None if sys.platform == "darwin" else default_processes())
-    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
-    assert sync_module._processes() is None
+def test_a_daemonic_process_can_fit(fresh: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a process, as of a `multiprocessing.Pool`, may start no processes of `multiprocessing`."""
+    for name in ("a", "b"):
+        word(Path(f"docs/{name}.docx"), name)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    assert run(WS, ["docs"], replace(config, minutes=0))["documents"] == len(TOWNS) + 2
+
+
+def test_a_fit_is_complete_only_when_what_it_kept_of_its_files_is_removed(
+    fresh: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word(Path("docs/letter.docx"), "A letter")
+    write, seen = fit_module._Fit._write, []
+
+    def noted(self: Any, report: FitJson) -> None:
+        seen.append((bool(report["stamp"]), (WS / "parsed.sqlite").exists()))
+        write(self, report)
+
+    monkeypatch.setattr(fit_module._Fit, "_write", noted)
+    run(WS, ["docs"], replace(config, minutes=0))
+    assert set(seen) == {(False, True), (True, False)}
 
 
 def test_a_file_whose_name_only_begins_as_that_of_a_workspace_is_not_taken_for_one(
@@ -359,19 +374,6 @@ def test_a_file_whose_name_only_begins_as_that_of_a_workspace_is_not_taken_for_o
     (WS / "parsed.sqlite.backup").write_text("mine")
     with pytest.raises(InputError, match="exists and is not a workspace"):
         run(WS, ["docs"], config)
-
-
-def test_what_a_refused_fit_has_read_is_removed_when_the_workspace_is_up_to_date(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    usual = asdict(FitConfig())
-    settings = [f"{name}={value}" for name, value in saved()["settings"].items() if value != usual[name]]
-    run(WS, ["docs"], FitConfig(**saved()["settings"]))
-    (WS / "parsed.sqlite").write_bytes(b"")
-    sets = [word for one in settings for word in ("--set", one)]
-    assert cli.main(["fit", "docs", "--out", "towns", *sets]) == 0, capsys.readouterr().err
-    assert "up to date" in capsys.readouterr().out
-    assert {path.name for path in WS.iterdir()} == PARTS
 
 
 @pytest.mark.slow

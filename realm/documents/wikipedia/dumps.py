@@ -41,7 +41,8 @@ from realm.documents.wikipedia.titles import MOST_REDIRECTS, linked_title, not_a
 from realm.errors import first_line
 from realm.kept_values import KeptValues
 from realm.keys import KeyTable, key_of
-from realm.local_processes import default_processes, end_with_parent
+from realm.local_processes import default_processes
+from realm.orphans import end_when_orphaned
 from realm.progress import progress
 from realm.text.corpus import Link
 
@@ -395,21 +396,32 @@ def _uncompressed(value: bytes) -> bytes | None:
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-P", "-m", "realm.documents.wikipedia.dumps"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "realm.documents.wikipedia.dumps", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={
+            **os.environ,
+            "MALLOC_ARENA_MAX": "1",
+        },  # otherwise a thread reserves memory that the limit counts
+    )
 
 
 # --- in a child ----------------------------------------------------------------------------------
 
 
 def main() -> None:
-    """Parses the pages on standard input until the parent process closes standard input or dies."""
+    """Parses the pages on standard input until the parent process closes standard input or ends.
+
+    The only argument of the command is the id of the parent process.
+    """
     from realm.documents.wikipedia.wikitext import read_wikitext
 
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     limit(resource.RLIMIT_CORE, 0)
     limit(resource.RLIMIT_AS, MOST_MEMORY)
-    end_with_parent()
+    end_when_orphaned(int(sys.argv[1]))
     for line in sys.stdin.buffer:
         markup, dropped, seconds = json.loads(line)
         limit(resource.RLIMIT_CPU, math.ceil(time.process_time() + seconds))

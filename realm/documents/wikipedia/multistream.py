@@ -50,24 +50,31 @@ def parts_of(path: Path) -> list[DumpPart]:
     if path.suffix.lower() != ".bz2" or size < 2 * PART_BYTES:
         return []
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        second = _STREAM.search(data, 1, PART_BYTES)
-        head = _text(data, 0)
-        if (
-            second is None
-            or b"<mediawiki" not in head
-            or b"<page>" in head
-            or not _begins_with_page(data, second.start())
-        ):
+        head = _head_of(data)
+        if head == 0:
             return []
-        first = second.start()
         starts = [0]
         places = range(PART_BYTES, size - PART_BYTES, PART_BYTES)
         for place in progress(places, total=len(places), description="find parts", unit="part", leave=False):
             found = _STREAM.search(data, place, place + PART_BYTES)
             if found and _begins_with_page(data, found.start()):
                 starts.append(found.start())
+        # If the first pages are damaged, later streams show that the dump can be split.
+        if len(starts) == 1 and not _begins_with_page(data, head):
+            return []
     ends = [*starts[1:], size]
-    return [DumpPart(path, first, start, end) for start, end in zip(starts, ends, strict=True)]
+    return [DumpPart(path, head, start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _head_of(data: mmap.mmap) -> int:
+    """Length of the first stream of a dump; 0 if the stream is damaged, or has something else than the first lines."""
+    decompressor, first = bz2.BZ2Decompressor(), data[:PART_BYTES]
+    try:
+        text = decompressor.decompress(first, max_length=1 << 16)
+    except OSError:
+        return 0
+    is_head = decompressor.eof and b"<mediawiki" in text and b"<page>" not in text
+    return len(first) - len(decompressor.unused_data) if is_head else 0
 
 
 def _begins_with_page(data: mmap.mmap | bytes, start: int) -> bool:
