@@ -423,17 +423,25 @@ def test_a_workspace_inside_its_own_source_is_not_read(fresh: Path, config: FitC
 
 
 @pytest.mark.usefixtures("light")
-def test_a_second_fit_of_a_workspace_logs_that_it_waits_for_the_first(
-    home: Path, config: FitConfig, caplog: pytest.LogCaptureFixture
+def test_a_second_fit_of_a_workspace_waits_for_the_first_before_it_reads(
+    home: Path, config: FitConfig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "realm")
+    read, asked = fit_module.read_sources, []
+
+    def noted(*given: Any) -> Any:
+        asked.append(given)
+        return read(*given)
+
+    monkeypatch.setattr(fit_module, "read_sources", noted)
     with ThreadPoolExecutor(1) as other:
         with one_writer(WS):
             running = other.submit(run, WS, ["docs"], config)
             while "towns: waiting for another fit to end" not in caplog.text:
                 assert not running.done()
                 time.sleep(0.01)
-        assert running.result()["documents"] == len(TOWNS)
+            assert not asked
+        assert running.result()["documents"] == len(TOWNS) and len(asked) == 1
 
 
 @pytest.mark.usefixtures("light")
