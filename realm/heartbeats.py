@@ -44,7 +44,7 @@ class Heartbeats:
     def _exchange(self) -> None:
         """Sends and reads heartbeats until `stop` is called, or until the store fails; then all ranks become silent."""
         heard = [b""] * len(self._keys)
-        # A clone has a connection of its own. Calls on one connection wait for each other.
+        # Calls on one connection wait for each other, so the heartbeats need a connection of their own.
         store = self._store.clone()  # type: ignore[attr-defined]
         with suppress(dist.DistError, RuntimeError):
             for number in itertools.count():

@@ -195,7 +195,7 @@ class TablePlan:
             )
 
     def _check_trained(self) -> None:
-        """Checks the settings of each training. The settings of a row can contradict those of the preset.
+        """Checks the settings of each training, because a row and the preset can contradict each other.
 
         Raises:
             InputError: a start, a reader or a row cannot be trained with its settings.

@@ -258,7 +258,7 @@ def _state(file: SourceFile | RemoteFile) -> State | None:
 
 
 def _state_if_kept(file: SourceFile | RemoteFile) -> State | None:
-    """The state of a file that a worker on this machine reads."""
+    """The state of a file that a worker on this machine reads; None for all other files."""
     return _state(file) if _is_kept(file) else None
 
 

@@ -105,6 +105,18 @@ def test_a_dump_whose_first_lines_are_damaged_is_one_damaged_file(
     assert report.lines() == [f"left out: 1 damaged: {path}"]
 
 
+def test_a_dump_with_a_part_that_is_too_large_for_memory_is_not_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multistream, "PART_BYTES", 3000)
+    path = write_multistream(tmp_path / "wiki.xml.bz2", pages_with_redirects(300), per_stream=150)
+    expected = read([str(path)], 2)
+    parts = multistream.parts_of(path)
+    monkeypatch.setattr(multistream, "MOST_PART_BYTES", max(one.end - one.start for one in parts) - 1)
+    assert parts and multistream.parts_of(path) == []
+    assert read([str(path)], 2) == expected
+
+
 def test_damaged_first_pages_leave_the_later_parts_of_a_dump(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

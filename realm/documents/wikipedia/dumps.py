@@ -401,10 +401,8 @@ def _start() -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={
-            **os.environ,
-            "MALLOC_ARENA_MAX": "1",
-        },  # otherwise a thread reserves memory that the limit counts
+        # A second arena, for a thread, would count towards the limit of memory.
+        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
     )
 
 

@@ -11,7 +11,7 @@ import mmap
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +23,8 @@ T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 """Smallest size of a part in compressed bytes: about 4,000 pages, which need about a minute to be parsed."""
+MOST_PART_BYTES = 64 << 20
+"""Size of a part above which a dump is not split, because a part is read into memory."""
 MOST_DAMAGES = 20
 """Number of damaged places after which a part is not read further. Each place costs time."""
 MOST_TRIED = 1000
@@ -62,8 +64,8 @@ def parts_of(path: Path) -> list[DumpPart]:
         # If the first pages are damaged, later streams show that the dump can be split.
         if len(starts) == 1 and not _begins_with_page(data, head):
             return []
-    ends = [*starts[1:], size]
-    return [DumpPart(path, head, start, end) for start, end in zip(starts, ends, strict=True)]
+    parts = [DumpPart(path, head, start, end) for start, end in pairwise([*starts, size])]
+    return parts if all(part.end - part.start <= MOST_PART_BYTES for part in parts) else []
 
 
 def _head_of(data: mmap.mmap) -> int:
