@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from realm.model.span_reader import body_mask
-from realm.qa.spans import body_start
+from realm.qa.spans import PARAGRAPH_END, body_start
 from realm.tokens.layouts import Lengths, Tokens, reading_inputs
 from realm.tokens.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ class Reading(NamedTuple):
         paragraph, paragraph_T = 0, torch.zeros(self.tokens.ids_BT.shape[1], dtype=torch.int64)
         read = min(len(starts), len(paragraph_T))  # a long text is cut at its end
         for place in range(1, read):
-            paragraph += "\n\n" in text[ends[place - 1] : starts[place]]
+            paragraph += PARAGRAPH_END in text[ends[place - 1] : starts[place]]
             paragraph_T[place] = paragraph
         last_T = torch.arange(len(paragraph_T))
         last_WT = (last_T + torch.arange(widths)[:, None]).clamp(max=max(0, read - 1))

@@ -16,6 +16,9 @@ from realm.qa.question_files import Question
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Encoding, Tokenizer
 
+PARAGRAPH_END = "\n\n"
+"""Text between two paragraphs. No answer extends over it."""
+
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
     """The position of the first wordpiece of the passage in a row of [CLS], question, [SEP] and passage."""
@@ -72,7 +75,7 @@ def pieces_of_answers(
                 (first, width)
                 for first, width in answer_pieces(question, answers, text, body, max_width)
                 if first_T[first] and last_T[first + width]
-                and "\n\n" not in text[body.starts[first] : body.ends[first + width]]
+                and PARAGRAPH_END not in text[body.starts[first] : body.ends[first + width]]
             ]
         )  # fmt: skip
     return places

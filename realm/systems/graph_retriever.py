@@ -6,8 +6,8 @@ passages that have a relation. Then the reader scores the passages, and the star
 
     p(span) = softmax over passages * softmax over starts in the passage * softmax over ends in the passage
 
-An answer starts and ends at the bounds of words (`answer_ends`). Training maximises the sum of p(span) over all occurrences of an
-answer (distant supervision).
+An answer starts and ends at the bounds of words (`answer_ends`). Training maximises the sum of p(span) over all occurrences of
+an answer (distant supervision).
 
 Axis letters: B questions, K passages of a question, R rows (question, passage), T tokens, H hidden.
 """

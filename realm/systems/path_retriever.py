@@ -29,7 +29,7 @@ from realm.progress import progress
 from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question
 from realm.qa.reading import Reading, joint_reading
-from realm.qa.spans import body_start, pieces_of_answers
+from realm.qa.spans import PARAGRAPH_END, body_start, pieces_of_answers
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems.answer_ends import ANSWER_TOKENS, WHOLE_WORDS, answer_scores
@@ -61,8 +61,8 @@ PASSAGES = 2
 """Largest number of passages of a path."""
 BEAM = 4
 """Number of paths that beam search keeps (published: 8)."""
-SEPARATOR = "\n\n"
-"""Text between two passages of a path in the input of the reader. It ends a paragraph, so no answer extends over it."""
+SEPARATOR = PARAGRAPH_END
+"""Text between two passages of a path in the input of the reader. No answer extends over it."""
 
 
 @dataclass(frozen=True)
