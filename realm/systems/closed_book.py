@@ -28,7 +28,7 @@ from realm.model.modes import evaluating
 from realm.qa.question_files import Question, compiled
 from realm.search.retriever import Retriever
 from realm.store.knowledge_base import KnowledgeBase
-from realm.systems.system import Best, Found, Ground, SystemModel, read_system, read_weights
+from realm.systems.system import Best, Found, Ground, SystemModel, load_weights, read_system
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.loop import TrainRun
 from realm.train.run_config import QuestionsRunConfig, generator
@@ -431,8 +431,7 @@ def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> ClosedBook:
 
     sizes = read_system(folder)["sizes"]
     network: Any = T5ForConditionalGeneration(T5Config(**sizes["t5"]))
-    network.load_state_dict(read_weights(folder), strict=False)
-    network.tie_weights()
+    load_weights(network, folder)
     network.to(choose_device(config.device)).eval()
     words: Words = PublishedWords(folder) if sizes["published"] else Wordpieces(Tokenizer.load(folder))
     return ClosedBook(network, words, config.precision)

@@ -33,7 +33,7 @@ from realm.qa.predictions import DEPTH
 from realm.qa.question_files import Question, compiled
 from realm.qa.spans import span_scores
 from realm.store.knowledge_base import KnowledgeBase
-from realm.systems.system import Best, Found, Ground, ReadingSet, SystemModel, read_system, read_weights
+from realm.systems.system import Best, Found, Ground, ReadingSet, SystemModel, load_weights, read_system
 from realm.systems.tfidf import Ranking, Token, ngrams, tokens_of
 from realm.text.corpus import Passage
 from realm.train.loop import TrainRun
@@ -463,6 +463,6 @@ class DrQa:
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> DrQa:
     """The trained system. If the TF-IDF matrix is missing, or was made from other passages or documents, it is made again."""
     reader = Reader(*read_system(folder)["sizes"]["reader"])
-    reader.load_state_dict(read_weights(folder))
+    load_weights(reader, folder)
     reader.to(choose_device(config.device)).eval()
     return DrQa(kb, Ranking.open(kb, folder), reader, Vocabulary.load(folder), config.precision)

@@ -58,6 +58,7 @@ SYSTEMS: dict[str, str] = {
     "path": "path_retriever",
 }
 """Name of a system in `realm baseline` -> name of its module in this folder."""
+_AGAIN = "remove the folder, and train the system again"
 BATCH = 16
 """Number of questions that are answered at once."""
 Network = TypeVar("Network", bound=nn.Module)
@@ -245,16 +246,22 @@ def read_system(folder: str | Path) -> SystemJson:
         raise DamagedError(f"{path / SYSTEM} is damaged: {problem_of(error)}") from error
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Reads the weights in the folder of a system.
+def load_weights(network: nn.Module, folder: Path) -> None:
+    """Sets the weights of a network to those in the folder of a system.
 
     Raises:
+        InputError: the weights are those of another network.
         DamagedError: the file cannot be read.
     """
     try:
-        return load_tensors(folder / WEIGHTS)
+        found = load_tensors(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
+    needed = _distinct(network.state_dict())
+    # The checksum of the weights is right (`read_system`).
+    if {name: one.shape for name, one in found.items()} != {name: one.shape for name, one in needed.items()}:
+        raise InputError(f"{folder} was trained by another version of realm: {_AGAIN}")
+    network.load_state_dict(found, strict=False)  # the further names of shared weights are missing
 
 
 def load_network(
@@ -266,16 +273,12 @@ def load_network(
 
     Raises:
         InputError: the weights do not fit the network.
-        DamagedError: as in `read_system` and `read_weights`.
+        DamagedError: as in `read_system` and `load_weights`.
     """
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
     kb.check_tokenizer(tokenizer, str(folder))
     network = network_of(Bert(bert_config(sizes["encoder"], str(folder))), tokenizer)
-    try:
-        network.load_state_dict(read_weights(folder))
-    except RuntimeError:  # the checksums of the weights are right
-        message = f"{folder} was trained by another version of realm: remove it, and train the system again"
-        raise InputError(message) from None
+    load_weights(network, folder)
     network.to(choose_device(config.device)).eval()
     return network, tokenizer, Lengths(**sizes["lengths"]), sizes
 
@@ -302,16 +305,23 @@ def load_system(folder: str | Path, kb: KnowledgeBase, config: DeviceConfig = AN
     """Loads the trained system in a folder, to answer questions from a knowledge base on the device of `config`.
 
     Raises:
-        InputError: as in `read_system`, `module_of` and `load_network`.
-        DamagedError: as in `read_system`; or the weights do not fit the network.
+        InputError: as in `read_system`, `module_of` and `load_weights`.
+        DamagedError: as in `read_system` and `load_weights`; or system.json does not fit this version of realm.
     """
     saved = read_system(folder)
     try:
         return module_of(saved["system"]).load(Path(folder), kb, config)
     except RealmError:
         raise
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise DamagedError(f"{folder} is damaged: {problem_of(error)}") from error
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # the checksums of the other files are right
+        raise DamagedError(
+            f"{Path(folder) / SYSTEM} is damaged, or was written by another version of realm: {problem_of(error)}; {_AGAIN}"
+        ) from error
 
 
 class Best(BestWeights):

@@ -69,5 +69,5 @@ def test_a_system_of_the_version_with_parts_of_words_is_refused(name, network_of
     load_system(tmp_path / "new", kb)
     network.ends = nn.Linear(encoder.config.hidden_size, 2)
     SystemModel(name, network, sizes, TOKENIZER).save(tmp_path / "old")
-    with pytest.raises(InputError, match="was trained by another version of realm: remove it"):
+    with pytest.raises(InputError, match="was trained by another version of realm: remove the folder"):
         load_system(tmp_path / "old", kb)

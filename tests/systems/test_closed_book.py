@@ -89,7 +89,7 @@ def test_loss_is_the_mean_over_target_tokens(network, words, monkeypatch) -> Non
         ).logits[0]
         total += float(F.cross_entropy(logits, ids, reduction="sum").detach())
         count += len(ids)
-    assert float(found) == pytest.approx(total / count, rel=1e-4)
+    assert found.item() == pytest.approx(total / count, rel=1e-4)
 
 
 def test_decoding_is_greedy_and_the_score_is_the_mean_log_probability(network, words, monkeypatch) -> None:

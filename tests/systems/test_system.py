@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from realm.errors import ConflictError, DamagedError, InputError
@@ -14,7 +15,7 @@ from realm.model.device import DeviceConfig
 from realm.qa.question_files import Question
 from realm.store.knowledge_base import KnowledgeBase
 from realm.systems import system
-from realm.systems.system import Found, Ground, SystemModel, load_system, predict, read_system, read_weights
+from realm.systems.system import Found, Ground, SystemModel, load_system, load_weights, predict, read_system
 from realm.train.loop import TrainRun
 from realm.train.run_config import RunConfig
 from tests.schemas import assert_holds
@@ -47,7 +48,9 @@ def train(ground: Ground, out: Path, config: Config) -> Path:
 
 
 def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> FirstWord:
-    return FirstWord(kb, round(float(read_weights(folder)["weight"])))
+    network = nn.Linear(1, 1, bias=False)
+    load_weights(network, folder)
+    return FirstWord(kb, round(network.weight.item()))
 
 
 @pytest.fixture
@@ -88,6 +91,40 @@ def test_a_changed_file_is_refused(folder, tiny_kb) -> None:
     weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
     with pytest.raises(DamagedError, match="damaged"):
         load_system(folder, tiny_kb)
+
+
+class Tied(nn.Module):
+    """Two layers that share their weights, and `more` layers."""
+
+    def __init__(self, more: int, width: int = 3):
+        super().__init__()
+        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.second.weight = self.first.weight
+        self.more = nn.ModuleList(nn.Linear(2, 2) for _ in range(more))
+
+
+def test_shared_weights_are_loaded_under_both_names(tmp_path) -> None:
+    one, other = Tied(1), Tied(1)
+    SystemModel("toy", one, {}).save(tmp_path / "toy")
+    system.load_weights(other, tmp_path / "toy")
+    for name, value in one.state_dict().items():
+        assert torch.equal(other.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("other", [Tied(0), Tied(2), Tied(1, width=4)])
+def test_weights_of_another_network_are_refused(other, tmp_path) -> None:
+    SystemModel("toy", Tied(1), {}).save(tmp_path / "toy")
+    with pytest.raises(InputError, match="another version of realm: remove the folder, and train"):
+        system.load_weights(other, tmp_path / "toy")
+
+
+@pytest.mark.parametrize("name", system.SYSTEMS)
+def test_sizes_of_another_version_are_one_line(name, tiny_kb, tmp_path) -> None:
+    SystemModel(name, nn.Linear(1, 1), {"hidden": 3}, tiny_kb.tokenizer).save(tmp_path / name)
+    with pytest.raises(
+        DamagedError, match=r"system\.json is damaged, or was written by another version of realm"
+    ):
+        load_system(tmp_path / name, tiny_kb)
 
 
 def test_a_finished_run_is_not_trained_again(folder, tiny_kb, tmp_path) -> None:
