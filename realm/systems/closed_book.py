@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from realm.errors import InputError, first_line
 from realm.hub import from_hub
@@ -356,7 +356,14 @@ def _published(name: str) -> Path:
 
 
 def _sizes(network: Any, published: bool) -> dict[str, Any]:
-    return {"t5": network.config.to_dict(), "published": published}
+    # T5 1.1, as in the checkpoints t5-*-ssm-nq, has output weights of its own and does not scale the last states.
+    # transformers shows neither in its configuration: `T5Config` ties the weights, and reads the scale from this key.
+    settings = network.config.to_dict() | {"tie_word_embeddings": network.config.scale_decoder_outputs}
+    return {
+        "t5": settings,
+        "tied": network.lm_head.weight is network.shared.weight,
+        "published": published,
+    }
 
 
 def train(ground: Ground, out: Path, config: Config) -> Path:
@@ -431,6 +438,8 @@ def load(folder: Path, kb: KnowledgeBase, config: DeviceConfig) -> ClosedBook:
 
     sizes = read_system(folder)["sizes"]
     network: Any = T5ForConditionalGeneration(T5Config(**sizes["t5"]))
+    if not sizes["tied"]:
+        network.lm_head.weight = nn.Parameter(network.lm_head.weight.detach().clone())
     load_weights(network, folder)
     network.to(choose_device(config.device)).eval()
     words: Words = PublishedWords(folder) if sizes["published"] else Wordpieces(Tokenizer.load(folder))

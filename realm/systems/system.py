@@ -272,7 +272,7 @@ def load_network(
     `network_of` makes the network from an encoder and its tokenizer.
 
     Raises:
-        InputError: the weights do not fit the network.
+        InputError: as in `KnowledgeBase.check_tokenizer` and `load_weights`.
         DamagedError: as in `read_system` and `load_weights`.
     """
     sizes, tokenizer = read_system(folder)["sizes"], Tokenizer.load(folder)
@@ -305,20 +305,16 @@ def load_system(folder: str | Path, kb: KnowledgeBase, config: DeviceConfig = AN
     """Loads the trained system in a folder, to answer questions from a knowledge base on the device of `config`.
 
     Raises:
-        InputError: as in `read_system`, `module_of` and `load_weights`.
+        InputError: as in `read_system`, `module_of`, `load_network` and `load_weights`.
         DamagedError: as in `read_system` and `load_weights`; or system.json does not fit this version of realm.
     """
     saved = read_system(folder)
     try:
         return module_of(saved["system"]).load(Path(folder), kb, config)
-    except RealmError:
+    except (RealmError, torch.OutOfMemoryError):
         raise
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # the checksums of the other files are right
+    # The checksums of the other files are right, so only system.json can be wrong.
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DamagedError(
             f"{Path(folder) / SYSTEM} is damaged, or was written by another version of realm: {problem_of(error)}; {_AGAIN}"
         ) from error

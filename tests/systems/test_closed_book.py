@@ -189,8 +189,13 @@ def test_a_start_that_is_no_checkpoint_is_refused_in_one_line(ground, tmp_path) 
         train(ground, tmp_path / "out", Config(init=str(tmp_path / "t5"), **TINY))
 
 
-def test_a_published_checkpoint_is_a_start(ground, tiny_kb, tmp_path) -> None:
-    """A checkpoint in the published layout, with random weights and a small vocabulary."""
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_published_checkpoint_is_a_start(version, ground, tiny_kb, tmp_path) -> None:
+    """A checkpoint in the published layout, with random weights and a small vocabulary.
+
+    T5 1.1, as which `t5-*-ssm-nq` are published, has output weights of its own, does not scale the last states before they
+    meet these, and has gated layers.
+    """
     from tokenizers import Tokenizer as FastTokenizer
     from tokenizers import decoders, models, pre_tokenizers
 
@@ -215,8 +220,28 @@ def test_a_published_checkpoint_is_a_start(ground, tiny_kb, tmp_path) -> None:
         num_layers=1,
         num_heads=2,
         decoder_start_token_id=0,
+        feed_forward_proj="relu" if version == "1.0" else "gated-gelu",
+        tie_word_embeddings=version == "1.0",
     )
-    T5ForConditionalGeneration(sizes).save_pretrained(folder)
+    network = T5ForConditionalGeneration(sizes).eval()
+    if version == "1.1":
+        network.lm_head.weight = torch.nn.Parameter(torch.randn_like(network.lm_head.weight))
+    network.save_pretrained(folder)
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | {"tie_word_embeddings": version == "1.0"}))
+    model, words = closed_book._start(ground, Config(init=str(folder), **TINY))
+    model.save(tmp_path / "untrained")
+    loaded = load_system(tmp_path / "untrained", tiny_kb)
+    ids, begun = torch.tensor([[3, 4, 5]]), torch.tensor([[0, 6]])
+    with torch.no_grad():
+        wanted, states = (
+            network(input_ids=ids, decoder_input_ids=begun, output_hidden_states=True)[key]
+            for key in ("logits", "decoder_hidden_states")
+        )
+        found = loaded._network(input_ids=ids, decoder_input_ids=begun).logits
+    assert torch.equal(found, wanted)
+    scale = 16**-0.5 if version == "1.0" else 1.0  # the width is 16
+    assert wanted == pytest.approx(scale * states[-1] @ network.lm_head.weight.detach().T, abs=1e-5)
     settings = TINY | {"init": str(folder)}
     out = train(ground, tmp_path / "out", Config(steps=4, span_steps=2, batch_size=2, warmup=1, **settings))
     answers = load_system(out, tiny_kb).answer(["on which river lies Arden?"])
