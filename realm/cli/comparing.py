@@ -20,7 +20,7 @@ from realm.cli.arguments import (
     settings,
 )
 from realm.errors import DivergedError, InputError
-from realm.settings import read_config
+from realm.settings import presets, read_config, tables_of
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -195,7 +195,7 @@ def _ablate(args: argparse.Namespace) -> None:
 
 
 def _table(args: argparse.Namespace, title: str) -> None:
-    if missing := [name for name in ("farmhash", "matplotlib") if find_spec(name) is None]:
+    if missing := [name for name in ("farmhash", "matplotlib", "transformers") if find_spec(name) is None]:
         raise InputError(
             f"realm {args.called} needs {' and '.join(missing)}: pip install 'realm-lm[compare]'"
         )
@@ -213,6 +213,11 @@ def _table(args: argparse.Namespace, title: str) -> None:
     args.set = [one for one in args.set if not one.startswith(tuple(f"{name}." for name in of_table))]
     if unknown := [one for one in args.set if "." in one.partition("=")[0]]:
         raise InputError(f"--set {unknown[0]}: the table must be one of {', '.join(of_table)}")
+    if "data" not in tables_of(args.config) and not of_table["data"]:
+        known = ", ".join(name for name in presets() if "data" in tables_of(name))
+        raise InputError(
+            f"{args.config} has no table [data] with documents and questions: presets with such a table are {known}"
+        )
     data = read_config(DataConfig, args.config, "data", of_table.pop("data"))
     config, changed = settings(args, TableConfig), {name: given for name, given in of_table.items() if given}
     if args.rows:

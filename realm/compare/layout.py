@@ -198,6 +198,7 @@ def made_lines(by: MadeBy) -> list[str]:
         f"preset {by['preset']}, seeds {seeds}; number of seeds with training on questions: {by['answer_seeds']}",
         f"commands that could run at the same time: {by.get('jobs', 1)}",
         f"{by['passages']:,} passages, fingerprint {by['corpus']}",
+        *(f"{name}, fingerprint {fingerprint}" for name, fingerprint in by.get("other_corpora", {}).items()),
         *sets,
         f"training and dev questions left out because they are also in a test: {by['dropped']:,}",
     ]

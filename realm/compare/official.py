@@ -19,7 +19,7 @@ PUBLISHED = {
 """Digest of a set -> name of the set."""
 
 
-def digest_of(questions: Sequence[Question]) -> str:
+def content_digest(questions: Sequence[Question]) -> str:
     """Digest of questions and their answers. Order, ids, case of questions, and spaces around texts have no effect."""
     lines = sorted(
         "\t".join([one.question.strip().lower(), *sorted(answer.strip() for answer in one.answers)])
@@ -30,4 +30,4 @@ def digest_of(questions: Sequence[Question]) -> str:
 
 def recognised(questions: Sequence[Question]) -> str | None:
     """The name of the published set that has exactly these questions; None if there is no such set."""
-    return PUBLISHED.get(digest_of(questions))
+    return PUBLISHED.get(content_digest(questions))

@@ -147,6 +147,9 @@ class MadeBy(TypedDict):
     passages: int
     corpus: str
     """Fingerprint of the knowledge base."""
+    other_corpora: dict[str, str]
+    """"text-kb" (X of the row realm-x) and "reading-kb" (`data.reading`), if the rows need them -> fingerprint. A report in
+    docs/tables can lack this key."""
     questions: dict[str, QuestionsJson]
     """Name of a test, "train", "dev" or "reading" (the training part of `data.reading`) -> set of questions."""
     dropped: int
@@ -356,10 +359,10 @@ def _retrieved(rank_SN: np.ndarray) -> Retrieved:
     return {
         "n": n,
         "recall": {
-            str(k): round(float(np.mean([recall_at(rank_N, k) for rank_N in rank_SN])), 2) for k in RECALL_AT
+            str(k): round(float(np.mean([recall_at(rank_N, k) for rank_N in rank_SN])), 3) for k in RECALL_AT
         },
         "mrr": percent(float(np.mean([mean_reciprocal_rank(rank_N) for rank_N in rank_SN]))),
-        "recall_5_by_seed": [round(recall_at(rank_N, 5), 2) for rank_N in rank_SN],
+        "recall_5_by_seed": [round(recall_at(rank_N, 5), 3) for rank_N in rank_SN],
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 
 from realm import __version__
 from realm.compare import commands, layout, plots, results
-from realm.compare.official import digest_of, recognised
+from realm.compare.official import content_digest, recognised
 from realm.compare.plan import MADE, READING, TablePlan
 from realm.compare.questions import (
     Split,
@@ -400,8 +400,13 @@ def _made_by(
         "stages": json.loads(json.dumps({name: asdict(config) for name, config in plan.stages().items()})),
         "passages": len(kb),
         "corpus": kb.fingerprint,
+        "other_corpora": {
+            folder.name: KnowledgeBase.open(folder).fingerprint
+            for folder, is_used in ((plan.text_kb, plan.uses_text), (plan.reading_kb, plan.reads_first))
+            if is_used
+        },
         "questions": {
-            name: {"n": len(questions), "digest": digest_of(questions), "name": recognised(questions)}
+            name: {"n": len(questions), "digest": content_digest(questions), "name": recognised(questions)}
             for name, questions in asked.items()
         },
         "dropped": split.dropped + (reading.dropped if reading is not None else 0),

@@ -142,7 +142,7 @@ def compare_rankings(collection: Collection, a: RankingReport, b: RankingReport)
 
 def _mean_difference(a_N: np.ndarray, b_N: np.ndarray) -> MeanDifference:
     found = paired_bootstrap(100 * np.asarray(a_N, dtype=float), 100 * np.asarray(b_N, dtype=float))
-    points, low, high = (round(value, 2) for value in found[:3])
+    points, low, high = (round(value, 3) for value in found[:3])
     return {"points": points, "low": low, "high": high, "p": found.p}
 
 

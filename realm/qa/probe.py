@@ -99,7 +99,7 @@ class ProbeReport:
     def as_dict(self) -> ProbeJson:
         """The report as JSON, with rounded numbers."""
         reading = {name: round(value, 3) for name, value in self.reading.items()}  # type: ignore[call-overload]
-        recall = {str(k): round(v, 2) for k, v in self.recall.items()}
+        recall = {str(k): round(v, 3) for k, v in self.recall.items()}
         return {"n": self.n, "recall": recall, **reading}  # type: ignore[typeddict-item]
 
     def outcomes(self) -> list[ProbeOutcome]:

@@ -3,7 +3,7 @@
 Which documents a passage names depends on whether its links are known (`Passage.links`):
 
 - Links known, as in PathRetriever: the passage names each document whose title it links to. Titles that occur in the text
-  without a link are ignored. A link to a redirect has the title of the redirect, so this link names no document.
+  without a link are ignored. Readers of dumps replace the title of a redirect by that of the page behind it.
 - Links unknown: the passage names each document whose title occurs in its text. A title occurs under three conditions: the text
   contains the words of the title, the first of these words begins with a capital letter or a digit, and the words are not part
   of a longer title. An explanation in brackets does not count as part of a title: "Mercury (planet)" is found by the word

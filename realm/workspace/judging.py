@@ -155,4 +155,4 @@ def verdict(differences: Mapping[str, PairedDifference]) -> tuple[bool, str]:
 
 
 def _recall(rank_N: np.ndarray) -> Recall:
-    return cast(Recall, {str(k): round(recall_at(rank_N, k), 2) for k in RANKS})
+    return cast(Recall, {str(k): round(recall_at(rank_N, k), 3) for k in RANKS})

@@ -17,13 +17,15 @@ def test_the_same_questions_have_one_digest_in_any_order_and_format(tmp_path: Pa
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "b.tsv").write_text("When? \t['1900']\nwho wrote it?\t['bo', 'ann']\n")
     first, second = (read_questions(tmp_path / name) for name in ("a.jsonl", "b.tsv"))
-    assert official.digest_of(first) == official.digest_of(second)
-    assert official.digest_of(first[:1]) != official.digest_of(first)
-    assert official.digest_of([first[0]._replace(answers=("ann",)), first[1]]) != official.digest_of(first)
+    assert official.content_digest(first) == official.content_digest(second)
+    assert official.content_digest(first[:1]) != official.content_digest(first)
+    assert official.content_digest(
+        [first[0]._replace(answers=("ann",)), first[1]]
+    ) != official.content_digest(first)
 
 
 def test_a_published_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     questions = [Question("1", "who?", ("x",))]
     assert official.recognised(questions) is None
-    monkeypatch.setitem(official.PUBLISHED, official.digest_of(questions), "a published set")
+    monkeypatch.setitem(official.PUBLISHED, official.content_digest(questions), "a published set")
     assert official.recognised(questions) == "a published set"

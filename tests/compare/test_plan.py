@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from realm import cli
+from realm.cli import comparing
 from realm.compare import commands, results
 from realm.compare.checks import expected_report, scores_of
-from realm.compare.official import digest_of
+from realm.compare.official import content_digest
 from realm.compare.plan import TablePlan
 from realm.compare.questions import held_out_questions, is_dev, ordered_digest, read_all, split_questions
 from realm.compare.rows import STARTS, TABLE_1, TABLE_2
@@ -36,7 +37,7 @@ def test_a_digest_changes_with_the_order_and_with_patterns_and_for_a_file_with_t
     assert ordered_digest(named, of_a_file=True) != ordered_digest(asked, of_a_file=True)
     for other in (asked[::-1], [one._replace(regex=True) for one in asked]):
         assert ordered_digest(other, of_a_file=False) != ordered_digest(asked, of_a_file=False)
-    assert digest_of(asked[::-1]) == digest_of(asked)
+    assert content_digest(asked[::-1]) == content_digest(asked)
 
 
 def test_rows_and_starts_are_made_after_what_they_need() -> None:
@@ -233,6 +234,27 @@ def test_what_cannot_be_used_is_one_line_before_the_first_stage(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
 
 
+def test_a_preset_without_documents_and_questions_is_refused(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["compare", "paper", "--rows", "orqa"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("realm: paper has no table [data] with documents and questions: presets")
+    named = error.rstrip().partition("such a table are ")[2].split(", ")
+    assert {"tables", "wikipedia", "wikipedia-nq"} <= set(named) and not {"paper", "demo"} & set(named)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_one_line_before_the_first_stage(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparing, "find_spec", lambda name: None if name == "transformers" else name)
+    assert cli.main(["compare", "tables-tiny"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "realm: realm compare needs transformers: pip install 'realm-lm[compare]'\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
 OUTCOMES = '{"outcomes": [{"id": "%s", "correct": %s}, {"id": "%s", "correct": %s}]}'
 
 
@@ -375,7 +397,7 @@ def test_shares_are_means_over_the_chosen_questions_and_seeds() -> None:
 @pytest.mark.parametrize(
     ("answerable", "wanted"),
     [
-        ([1, 1, 1, 0, 0], (2, 0, 66.67, 0.5)),  # p of McNemar's test: 2 (1/2)^2
+        ([1, 1, 1, 0, 0], (2, 0, 66.667, 0.5)),  # p of McNemar's test: 2 (1/2)^2
         ([0, 0, 1, 1, 0], (0, 1, -50.0, 1.0)),
         ([0, 0, 0, 0, 0], None),
     ],

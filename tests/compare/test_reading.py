@@ -85,6 +85,8 @@ def test_every_encoder_is_trained_on_these_questions_once(table) -> None:
         read_lines(folder / "questions" / "reading-train.jsonl")
     )
     assert report["made_by"]["dropped"] == 2
+    kb = KnowledgeBase.open(folder / "reading-kb")
+    assert report["made_by"]["other_corpora"] == {"reading-kb": kb.fingerprint}
 
 
 def test_rows_start_from_the_reader_of_their_encoder(table) -> None:

@@ -167,10 +167,10 @@ def _accuracy(report: FromTextReport) -> list[str]:
 def _recall(rank_SN: np.ndarray) -> MeanRecall:
     """Recall as the mean over the seeds, with the standard deviation if there are several seeds."""
     by_seed = {k: [recall_at(rank_N, k) for rank_N in rank_SN] for k in RANKS}
-    shares = {str(k): round(float(np.mean(v)), 2) for k, v in by_seed.items()}
+    shares = {str(k): round(float(np.mean(v)), 3) for k, v in by_seed.items()}
     found = cast(MeanRecall, {"n": rank_SN.shape[1]} | shares)
     if len(rank_SN) > 1:
-        found["spread"] = {str(k): round(float(np.std(v, ddof=1)), 2) for k, v in by_seed.items()}
+        found["spread"] = {str(k): round(float(np.std(v, ddof=1)), 3) for k, v in by_seed.items()}
     return found
 
 

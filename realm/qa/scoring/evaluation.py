@@ -96,7 +96,7 @@ class Report(NamedTuple):
             "contains": None if self.contains_N is None else percent(self.contains_N.mean()),
             "f1": None if self.f1_N is None else percent(self.f1_N.mean()),
             "recall": {
-                str(k): round(recall_at(self.first_hit_N, k), 2) if k <= self.depth else None
+                str(k): round(recall_at(self.first_hit_N, k), 3) if k <= self.depth else None
                 for k in RECALL_AT
             },
             "mrr": percent(mean_reciprocal_rank(self.first_hit_N)),
@@ -114,7 +114,7 @@ class Report(NamedTuple):
         if self.first_title_N is None or not np.any(known):
             return None
         ranks = self.first_title_N[known]
-        return {str(k): round(recall_at(ranks, k), 2) for k in RECALL_AT if k <= self.depth}
+        return {str(k): round(recall_at(ranks, k), 3) for k in RECALL_AT if k <= self.depth}
 
     def lines(self) -> list[str]:
         """The summary as lines for a terminal."""

@@ -14,8 +14,11 @@ Z95 = 1.959963984540054
 
 
 def percent(share: float) -> float:
-    """A share as a percentage, rounded to two decimals."""
-    return round(100 * float(share), 2)
+    """A share as a percentage, rounded to three decimals.
+
+    Tables show one decimal; with two, 34.251 would become 34.25, and then 34.2.
+    """
+    return round(100 * float(share), 3)
 
 
 def p_value(p: float) -> str:
@@ -159,7 +162,7 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
     hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))
     pair = mcnemar(hit_SN.ravel(), other_SN.ravel())
     difference = paired_bootstrap(100.0 * hit_SN, 100.0 * other_SN)
-    points, low, high = (round(value, 2) for value in difference[:3])
+    points, low, high = (round(value, 3) for value in difference[:3])
     return {
         "k": k,
         "points": points,
