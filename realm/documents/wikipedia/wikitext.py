@@ -95,7 +95,18 @@ _UNSEEN = frozenset(
     ("ref", "references", "gallery", "timeline", "score", "imagemap", "math", "chem", "ce", "graph", "mapframe",
      "maplink", "templatestyles", "hiero", "inputbox", "section", "categorytree", "style", "script")
 )  # fmt: skip
-_DISAMBIGUATION = re.compile(r"(?:.+ )?(?:disambig(?:uation)?|dab|hndis|geodis)(?: page|-.*)?")
+_SWITCHES = re.compile(
+    "__(?:(?:NO|FORCE)?TOC|NOEDITSECTION|(?:NO)?NEWSECTIONLINK|NOGALLERY|HIDDENCAT|(?:NO)?INDEX|STATICREDIRECT|NOGLOBAL"
+    "|NO(?:CONTENT|TITLE)CONVERT|NO[CT]C|DISAMBIG|EXPECTUNUSED(?:CATEGORY|TEMPLATE)|EXPECTED_UNCONNECTED_PAGE)__"
+)
+"""Switches of MediaWiki, of which a reader sees nothing. Other words between underscores are text, such as `__FILE__`."""
+_DISAMBIGUATION = re.compile(
+    r"(?:.+ )?(?:disambig(?:uation)?|dab|hndis|geodis)(?: page|-.*)?"
+    r"|begriffsklärung|homonymie|desambiguación|desambiguação|disambigua|doorverwijspagina|dp|ujednoznacznienie"
+    r"|неоднозначность|曖昧さ回避"
+)
+"""Templates of disambiguation pages in the Wikipedias in English, German, French, Spanish, Portuguese, Italian, Dutch, Polish,
+Russian and Japanese."""
 _FIRST_WORDS = frozenset(
     ("nowrap", "small", "smaller", "big", "bigger", "larger", "nobr", "abbr", "tooltip", "quote", "blockquote", "cquote",
      "mono", "sic", "no wrap", "angbr", "vanchor", "visible anchor", "sc", "smallcaps", "flag", "flagcountry", "flagu", "ill",
@@ -168,6 +179,7 @@ class _Taken:
 
     def sections(self, code: Any) -> None:
         """Collects from the nodes of a page, without the sections that list sources."""
+        self.disambiguation = any("__DISAMBIG__" in text for text in code.filter_text(recursive=False))
         left_out = 0  # level of the heading of the section that is left out; 0 outside of such sections
         for node in code.nodes:
             if isinstance(node, nodes.Heading):
@@ -186,7 +198,7 @@ class _Taken:
 
     def node(self, node: Any) -> None:
         if isinstance(node, nodes.Text):
-            self.text.append(_without_signs(node.value))
+            self.text.append(_without_signs(_SWITCHES.sub("", node.value)))
         elif isinstance(node, nodes.Wikilink):
             self._link(node)
         elif isinstance(node, nodes.Template):
@@ -244,8 +256,8 @@ class _Taken:
             return self.inside(node.name).partition(":")[2]  # the number may be a template
         given = {str(one.name).strip(): one.value for one in node.params}
         words = list(takewhile(lambda word: word is not None, (given.get(str(n)) for n in count(1))))
-        if (name in _FIRST_WORDS or _LANGUAGE_TEMPLATE.fullmatch(name)) and words:
-            return self.inside(words[0])
+        if name in _FIRST_WORDS or _LANGUAGE_TEMPLATE.fullmatch(name):
+            return self.inside(words[0] if words else given.get("text"))
         if name in _LAST_WORDS and words:
             return self.inside(words[-1])
         if name == "langx":  # has the transliteration and the meaning after the language and the word

@@ -28,6 +28,7 @@ def test_templates_that_produce_words_are_replaced_by_them() -> None:
         "Nero ({{circa|37}}; {{c.}})": "Nero (c. 37; c.)",
         "{{lang-fr|mot}}, {{langx|fr|mots|lit=words}}": "mot, mots",
         "{{HMS|Victory|1765}} met {{ship|French ship|Orient|1791}}": "HMS Victory met French ship Orient",
+        "__NOTOC__A__FILE__ {{blockquote|text=Two ''words''|author=B}}{{quote}}": "A__FILE__ Two words",
         "{{lang|2=mot|1=fr}} {{quote|2=Author|1=Words}} {{langx|fr|text=mot}} a&#3;b": "mot Words mot ab",
         "{{start date|1999|12||df=no}} {{dts|1999|12|31|df=}}": "December 1999 December 31, 1999",
         "{{as of|1999|12|31}}": "As of 31 December 1999",
@@ -89,8 +90,23 @@ def test_a_caption_with_attributes_is_no_cell_and_a_cell_with_a_plus_sign_is_no_
         assert read_wikitext(f"{{|\n{caption}\n{rows}").text == "Towns\n\nName: +5; Age: 1."
 
 
+def test_a_page_that_lists_meanings_is_known_by_its_switch() -> None:
+    found = read_wikitext("It may be:\n* [[A]]\n== See also ==\n* [[B]]\n\n__DISAMBIG__ [[Category:Names]]")
+    assert found.disambiguation and found.text == "It may be:\n\nA"
+    assert not read_wikitext("Write <nowiki>__DISAMBIG__</nowiki> on such pages.").disambiguation
+
+
 @pytest.mark.parametrize(
-    "template", ["disambiguation", "Disambig", "dab", "Human name disambiguation", "Geodis"]
+    "template",
+    [
+        "disambiguation",
+        "Disambig",
+        "dab",
+        "Human name disambiguation",
+        "Geodis",
+        "Begriffsklärung",
+        "неоднозначность",
+    ],
 )
 def test_pages_that_list_meanings_are_known_by_their_template(template: str) -> None:
     assert read_wikitext(f"It may be:\n* [[A]]\n{{{{{template}}}}}").disambiguation
