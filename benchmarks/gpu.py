@@ -17,6 +17,7 @@ object as the last line. The exit code is 1 if a part has failed.
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,8 +28,11 @@ import shared
 
 HERE = Path(__file__).parent
 STEPS = 50
-PEAK_TFLOPS = {"H100": 989, "H200": 989, "A100": 312, "B200": 2250, "L4": 121, "RTX 4090": 165}
-"""Part of a GPU's name -> bf16 TFLOP/s of its data sheet, without sparsity."""
+PEAK_TFLOPS = {
+    "H100": 989, "H100 PCIe": 756, "H100 NVL": 835, "H200": 989, "H200 NVL": 836, "A100": 312, "B200": 2250, "L4": 121,
+    "L40S": 362, "RTX 4090": 165,
+}  # fmt: skip
+"""Words of a GPU's name -> bf16 TFLOP/s of its data sheet, without sparsity."""
 
 
 def main() -> None:
@@ -46,8 +50,8 @@ def main() -> None:
     for name in args.parts:
         try:
             results[name] = PARTS[name](gpu, args.small)
-        except (SystemExit, KeyError, ValueError) as error:
-            results[name] = {"failed": str(error)}
+        except (SystemExit, Exception) as error:  # the other parts go on
+            results[name] = {"failed": f"{type(error).__name__}: {error}"}
         print(f"{name}: {json.dumps(results[name])}", file=sys.stderr, flush=True)
     shared.print_table(
         [
@@ -71,6 +75,17 @@ def gpu_name() -> str | None:
     return shared.spent_by([sys.executable, "-c", code]).output.strip() or None
 
 
+def peak_tflops(gpu: str | None) -> int | None:
+    """The bf16 TFLOP/s of a GPU's data sheet, by its name; None for a GPU that is not listed.
+
+    >>> peak_tflops("NVIDIA H100 80GB HBM3"), peak_tflops("NVIDIA A100-SXM4-80GB"), peak_tflops("NVIDIA L40")
+    (989, 312, None)
+    """
+    words = re.split("[ -]", gpu or "")  # "NVIDIA A100-SXM4-80GB"
+    known = [name for name in PEAK_TFLOPS if set(name.split()) <= set(words)]
+    return PEAK_TFLOPS[max(known, key=len)] if known else None
+
+
 def last_line(script: str, *words: object) -> dict[str, Any]:
     """The JSON object that a benchmark prints as its last line."""
     command = [sys.executable, str(HERE / script), *map(str, words)]
@@ -84,7 +99,7 @@ def step(gpu: str | None, small: bool) -> dict[str, Any]:
         if small
         else ("--hidden", 768, "--layers", 12, "--queries", 32)
     )
-    peak = next((peak for part, peak in PEAK_TFLOPS.items() if gpu is not None and part in gpu), None)
+    peak = peak_tflops(gpu)
     found: dict[str, Any] = {}
     way = "fp32" if gpu is None else "bf16"
     for name, full in (("full rows", ["--full"]), ("mixed rows", [])):

@@ -10,6 +10,10 @@ import pytest
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "gpu.py"
 
 
+def test_peaks_of_data_sheets_are_found_by_the_words_of_a_name() -> None:
+    subprocess.run([sys.executable, "-m", "doctest", SCRIPT], check=True)
+
+
 @pytest.mark.slow
 def test_all_parts_of_the_benchmark_of_a_gpu_run_on_a_machine_without_one() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--small"], capture_output=True, text=True, timeout=900)

@@ -217,8 +217,8 @@ class Parser(argparse.ArgumentParser):
             metavar="SOURCE",
             nargs="+",
             help="file or folder (.jsonl .json .txt .md .html .csv .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; "
-            f".rst .parquet .arrow .lance .pdf .docx .odt .pptx .xlsx .xls .ods .epub .eml .zim), {remote}or "
-            "package:vital-articles or package:factbook",
+            f".rst .parquet .arrow .lance .pdf .docx .odt .pptx .xlsx .xls .ods .epub .eml .zim; wiki_00 of WikiExtractor), "
+            f"{remote}or package:vital-articles or package:factbook",
         )
         self.add_switch(
             "--strict",
@@ -401,6 +401,20 @@ def settings(args: argparse.Namespace, cls: type[T], *flags: str) -> T:
     texts = {name: json.dumps(value, ensure_ascii=False) for name, value in given if isinstance(value, str)}
     last = [f"{name}={texts.get(name, value)}" for name, value in given if value is not None]
     return read_config(cls, args.config, args.section, [*args.set, *last])
+
+
+def by_table(given: Sequence[str], tables: Iterable[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
+    """Table -> its settings among `given`, as NAME=VALUE instead of TABLE.NAME=VALUE; and the settings of no such table.
+
+    >>> by_table(["kb.held_out=0.1", "seeds=[1]"], ["kb", "ict"])
+    ({'kb': ('held_out=0.1',)}, ['seeds=[1]'])
+    """
+    found = {
+        name: tuple(one.removeprefix(f"{name}.") for one in given if one.startswith(f"{name}."))
+        for name in tables
+    }
+    others = [one for one in given if not one.startswith(tuple(f"{name}." for name in found))]
+    return {name: settings for name, settings in found.items() if settings}, others
 
 
 def positive(text: str) -> int:

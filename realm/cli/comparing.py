@@ -13,6 +13,7 @@ from realm.cli.arguments import (
     Commands,
     Parser,
     add_command,
+    by_table,
     for_terminal,
     given_flags,
     positive,
@@ -206,20 +207,17 @@ def _table(args: argparse.Namespace, title: str) -> None:
     from realm.compare.rows import TABLES
     from realm.compare.settings import DataConfig, TableConfig
 
-    of_table = {
-        name: tuple(one.removeprefix(f"{name}.") for one in args.set if one.startswith(f"{name}."))
-        for name in ("data", *STAGES, *BASELINES)
-    }
-    args.set = [one for one in args.set if not one.startswith(tuple(f"{name}." for name in of_table))]
+    names = ("data", *STAGES, *BASELINES)
+    changed, args.set = by_table(args.set, names)
     if unknown := [one for one in args.set if "." in one.partition("=")[0]]:
-        raise InputError(f"--set {unknown[0]}: the table must be one of {', '.join(of_table)}")
-    if "data" not in tables_of(args.config) and not of_table["data"]:
+        raise InputError(f"--set {unknown[0]}: the table must be one of {', '.join(names)}")
+    if "data" not in {*tables_of(args.config), *changed}:
         known = ", ".join(name for name in presets() if "data" in tables_of(name))
         raise InputError(
             f"{args.config} has no table [data] with documents and questions: presets with such a table are {known}"
         )
-    data = read_config(DataConfig, args.config, "data", of_table.pop("data"))
-    config, changed = settings(args, TableConfig), {name: given for name, given in of_table.items() if given}
+    data = read_config(DataConfig, args.config, "data", changed.pop("data", ()))
+    config = settings(args, TableConfig)
     if args.rows:
         config = replace(config, rows=tuple(args.rows))
     plan = TablePlan(config, data, args.config, Path(args.dir or args.called), TABLES[title], changed)

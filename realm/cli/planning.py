@@ -4,8 +4,11 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from realm.cli.arguments import Commands, Parser, add_command, positive, report
+from realm.cli.arguments import Commands, Parser, add_command, by_table, positive, report
 from realm.errors import InputError
+
+PLANNED = ("kb", "mlm", "ict", "pretrain", "finetune")
+"""Tables of a preset that a plan depends on."""
 
 
 def add_commands(commands: "Commands[Parser]") -> None:
@@ -18,6 +21,13 @@ def add_commands(commands: "Commands[Parser]") -> None:
         reports=True,
     )
     plan.add_argument("preset", metavar="PRESET", help="preset, or TOML file of settings")
+    plan.add_argument(
+        "--set",
+        metavar="TABLE.NAME=VALUE",
+        action="append",
+        default=[],
+        help=f"change one setting of the preset, in one of the tables {', '.join(PLANNED)}; can be given several times",
+    )
     plan.add_argument(
         "--hardware",
         metavar="FILE",
@@ -47,7 +57,10 @@ def _plan(args: argparse.Namespace) -> None:
 
     if (args.hardware is None) == (not args.measure):
         raise InputError("give either --hardware FILE or --measure")
-    preset = Preset.read(args.preset)
+    changed, others = by_table(args.set, PLANNED)
+    if others:
+        raise InputError(f"--set {others[0]}: the table must be one of {', '.join(PLANNED)}")
+    preset = Preset.read(args.preset, changed)
     if args.kb is not None:
         corpus = Corpus.of(KnowledgeBase.open(args.kb))
         corpus = corpus._replace(passages=args.passages or corpus.passages)
@@ -85,9 +98,11 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     times = [["stage", "devices", "steps", "per step", "index builds", "total"]]
     memory = [["GB per device", "weights", "optimizer", "activations", "index", "total"]]
     for stage in plan["stages"]:
-        builds = (
-            f"{stage['refreshes']} x {_duration(stage['refresh_seconds'])}" if stage["refreshes"] else "-"
-        )
+        builds = "-"
+        if stage["refreshes"]:
+            builds = f"{stage['refreshes']} x {_duration(stage['refresh_seconds'])}"
+        if stage["refresh_steps"]:
+            builds += f", every {stage['refresh_steps']:,} steps"
         times.append(
             [
                 stage["stage"],

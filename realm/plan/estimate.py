@@ -94,8 +94,10 @@ class StagePlan:
     memory: Memory
     refreshes: int
     """Number of index builds during the stage."""
+    refresh_steps: int
+    """Steps between two builds: `refresh.every`, or more if a build in the background takes longer; 0: no build in between."""
     refresh_seconds: float
-    """Time of one build, on the devices that only build; if there are none, on one training device."""
+    """Time of one build, on the devices that only build; if there are none, on the training devices in `refresh.device`."""
     refreshes_apart: bool
     """Whether devices that do not train build the index, so that training waits only for the first and the last build."""
 
@@ -105,7 +107,11 @@ class StagePlan:
 
     @property
     def seconds(self) -> float:
-        """Time of the whole stage, including the first index and the index of the finished model."""
+        """Time of the whole stage, including the first index and the index of the finished model.
+
+        If a training device builds in the background, the build and the training share the time of this device, and the other
+        devices wait for it. So training ends as late as if it waited for each build.
+        """
         training = self.steps * self.step_seconds
         if not self.refreshes:
             return training
@@ -179,7 +185,7 @@ class Plan:
         exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
         host = own.work.host_seconds * hardware.python_time
         compute = self._seconds(own.work + update) - host
-        refreshes, refresh, apart = self._refreshes(config, host + compute + exchange)
+        refreshes, between, refresh, apart = self._refreshes(config, host + compute + exchange)
         return StagePlan(
             stage=stage,
             devices=devices,
@@ -195,27 +201,33 @@ class Plan:
                 index=own.index_bytes,
             ),
             refreshes=refreshes,
+            refresh_steps=between,
             refresh_seconds=refresh,
             refreshes_apart=apart,
         )
 
-    def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, float, bool]:
-        """Number of index builds of a stage, seconds of one build, and whether devices that do not train build the index."""
+    def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, int, float, bool]:
+        """The number of index builds of a stage, the steps between two builds, the seconds of a build, and whether devices
+        that do not train build the index."""
         frozen = False
         if isinstance(config, PretrainConfig):
             refresh, frozen = config.refresh, config.passage_encoder == "frozen"
         elif isinstance(config, FinetuneConfig) and config.update_passages:
             refresh = config.refresh
         else:
-            return 0, 0.0, False
+            return 0, 0, 0.0, False
+        # Only projecting the kept states of a frozen encoder is one product, which one device computes.
         builders = 0 if frozen else self.hardware.build_devices
         apart = builders > 0 and refresh.in_background
-        seconds = self._seconds(self._index_work(frozen)) / max(1, builders)
+        named = min(len(refresh.device.split(",")), self.hardware.devices)
+        seconds = self._seconds(self._index_work(frozen)) / (builders or (1 if frozen else named))
         if not refresh.every:
-            return 2, seconds, apart
-        between = max(refresh.every, math.ceil(seconds / step_seconds)) if apart else refresh.every
+            return 2, 0, seconds, apart
+        between = (
+            max(refresh.every, math.ceil(seconds / step_seconds)) if refresh.in_background else refresh.every
+        )
         # Also one build before the first step, and one build after the last step if the last step has no build.
-        return config.steps // between + 1 + bool(config.steps % between), seconds, apart
+        return config.steps // between + 1 + bool(config.steps % between), between, seconds, apart
 
     def _seconds(self, work: Work) -> float:
         hardware = self.hardware

@@ -53,7 +53,7 @@ class Hardware:
     """GB per second that one device sends to other devices over the slowest link; needed for two devices or more."""
     build_devices: int = 0
     """Number of additional devices of the same kind, which only embed passages for refreshes (`refresh.device`, or a Ray
-    cluster). 0: one of the training devices embeds the passages, and training waits."""
+    cluster). 0: the training devices in `refresh.device` also embed, or one training device if this setting names none."""
     bits: int = 16
     """Bits of an activation: 16 if the device computes in bf16, else 32."""
     python_time: float = 1.0

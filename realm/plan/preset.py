@@ -1,5 +1,6 @@
 """Inputs of a plan: the corpus (of a knowledge base, or assumed), and the stages and networks of a preset."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,20 +64,24 @@ class Preset(NamedTuple):
     query_tokens: int
 
     @classmethod
-    def read(cls, name: str) -> "Preset":
-        """Reads a preset, or a file of settings.
+    def read(cls, name: str, changed: Mapping[str, Sequence[str]] | None = None) -> "Preset":
+        """Reads a preset, or a file of settings. `changed` has settings of a table, as NAME=VALUE, that differ.
 
         Raises:
             InputError: there is no such preset or file, it has no stage with steps, or the encoder of the preset is not
                 available.
         """
-        kb, mlm = read_config(KnowledgeBaseConfig, name, "kb"), read_config(MlmConfig, name, "mlm")
+        changed = changed or {}
+        kb = read_config(KnowledgeBaseConfig, name, "kb", changed.get("kb", ()))
+        mlm = read_config(MlmConfig, name, "mlm", changed.get("mlm", ()))
         stages: dict[str, RunConfig] = {"mlm": mlm}
         classes: dict[str, type[RunConfig]] = {
             "ict": IctConfig, "pretrain": PretrainConfig, "finetune": FinetuneConfig,
         }  # fmt: skip
-        stages |= {stage: read_config(made, name, stage) for stage, made in classes.items()}
-        there = tables_of(name)
+        stages |= {
+            stage: read_config(made, name, stage, changed.get(stage, ())) for stage, made in classes.items()
+        }
+        there = tables_of(name) | changed.keys()
         planned = {stage: config for stage, config in stages.items() if stage in there and config.steps}
         if not planned:
             raise InputError(

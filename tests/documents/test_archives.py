@@ -211,11 +211,15 @@ def test_an_archive_of_the_web_gives_its_pages(name: str, tmp_path: Path) -> Non
     ]
 
 
-def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path: Path) -> None:
+def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path: Path, capfd) -> None:
     path = write_warc(tmp_path / "crawl.warc.gz", 40)
     path.write_bytes(path.read_bytes()[:-30])
     texts, reasons = read(path)
     assert list(texts)[:20] == ["Arden", "Brack", "Łódź", *map(str, range(17))] and reasons == {"damaged": 1}
+    plain = write_warc(tmp_path / "lengths.warc")
+    plain.write_bytes(plain.read_bytes().replace(b"Arden is old.", b"Arden is older than that."))
+    list(read_documents([str(plain)]))
+    assert "WARNING" not in capfd.readouterr().err
     (tmp_path / "other.warc").write_text("This is no archive.\nAt all.\n")
     with pytest.raises(InputError, match=r"other\.warc is damaged"):
         list(read_documents([str(tmp_path / "other.warc")]))

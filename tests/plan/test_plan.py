@@ -1,6 +1,7 @@
 """The arithmetic of `realm plan` against counters of torch, and its predictions against steps that are measured here."""
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -146,6 +147,24 @@ def test_devices_of_their_own_build_beside_the_training() -> None:
     )
     assert apart.seconds == pytest.approx(apart.steps * apart.step_seconds + 2 * apart.refresh_seconds)
     assert (apart.refreshes - 2) * apart.refresh_seconds <= apart.steps * apart.step_seconds
+
+
+def test_a_build_in_the_background_delays_the_next_one_and_named_devices_share_it() -> None:
+    preset, corpus = Preset.read("paper"), Corpus.assumed(13_000_000, 288)
+    settings = preset.stages["pretrain"]
+
+    def plan(**refresh) -> StagePlan:
+        changed = replace(settings, refresh=replace(settings.refresh, **refresh))
+        stages = {"pretrain": changed}
+        return next(Plan(preset._replace(stages=stages), corpus, read_hardware("h100-x8")).stages())
+
+    behind, waits = plan(), plan(in_background=False)
+    assert waits.refresh_steps == 500 and waits.refreshes == 401
+    assert behind.refresh_steps == math.ceil(behind.refresh_seconds / behind.step_seconds) > 500
+    assert behind.refreshes == -(-behind.steps // behind.refresh_steps) + 1
+    shared = plan(device=",".join(f"cuda:{n}" for n in range(8)))
+    assert shared.refresh_seconds == pytest.approx(behind.refresh_seconds / 8)
+    assert shared.refresh_steps == 500
 
 
 def test_paper_needs_the_flop_that_its_rows_have() -> None:

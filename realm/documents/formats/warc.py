@@ -20,9 +20,14 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
+    class Records(ArchiveIterator):  # type: ignore[misc] # the package has no types
+        INC_RECORD = (
+            ""  # warcio prints this text for each damaged record, between the lines of the progress bar
+        )
+
     with opened(path) as file:
         try:
-            for one in ArchiveIterator(file):
+            for one in Records(file):
                 kind = one.http_headers.get_header("Content-Type", "") if one.http_headers else ""
                 if (
                     one.rec_type != "response"
