@@ -217,7 +217,7 @@ class Parser(argparse.ArgumentParser):
             metavar="SOURCE",
             nargs="+",
             help="file or folder (.jsonl .json .txt .md .html .csv .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; "
-            f".rst .parquet .arrow .lance .pdf .docx .odt .pptx .xlsx .xls .ods .epub .eml .zim; wiki_00 of WikiExtractor), "
+            ".rst .parquet .arrow .lance .pdf .docx .odt .pptx .xlsx .xls .ods .epub .eml .zim; wiki_00 of WikiExtractor), "
             f"{remote}or package:vital-articles or package:factbook",
         )
         self.add_switch(

@@ -20,7 +20,7 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     from warcio.archiveiterator import ArchiveIterator
     from warcio.exceptions import ArchiveLoadFailed
 
-    class Records(ArchiveIterator):  # type: ignore[misc] # the package has no types
+    class Records(ArchiveIterator):
         INC_RECORD = (
             ""  # warcio prints this text for each damaged record, between the lines of the progress bar
         )
