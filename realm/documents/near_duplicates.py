@@ -6,6 +6,7 @@ per document, so the standard error is at most 4.4 points. The hash values are i
 does not grow with the number of documents.
 """
 
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b
@@ -22,6 +23,7 @@ from realm.text.corpus import Document
 WORDS = 5
 """Number of words of a sequence. A document with fewer words has one sequence, which has all its words."""
 HASHES = 128
+_WORD = re.compile(r"[^\W_]+")
 _TABLES = (
     "CREATE TABLE documents (number INTEGER PRIMARY KEY, id TEXT, hashes BLOB)",
     "CREATE TABLE bands (band INTEGER, number INTEGER, PRIMARY KEY (band, number)) WITHOUT ROWID",
@@ -50,9 +52,10 @@ def without_near_duplicates(
         # finds false positives, so the bands are chosen to give few false negatives.
         near = MinHashLSH(threshold=similarity, num_perm=HASHES, weights=(0.1, 0.9))
         count, size = near.b, near.r
+    empty = MinHash(num_perm=HASHES, hashfunc=zlib.crc32)
     with TemporaryDatabase(*_TABLES) as kept:
         for number, document in enumerate(documents):
-            found = MinHash(num_perm=HASHES, hashfunc=zlib.crc32)
+            found = empty.copy()  # a new one would draw the same 128 hash functions again
             found.update_batch(_sequences(document.text))
             own = found.hashvalues.astype(np.uint32)
             bands = [_key(place, own[place : place + size]) for place in range(0, count * size, size)]
@@ -81,6 +84,6 @@ def _key(place: int, band: np.ndarray) -> int:
 
 
 def _sequences(text: str) -> list[bytes]:
-    words = "".join(one if one.isalnum() else " " for one in text.lower()).split()
+    words = _WORD.findall(text.lower())
     last = max(1, len(words) - WORDS + 1)
     return [" ".join(words[start : start + WORDS]).encode(errors="replace") for start in range(last)]
