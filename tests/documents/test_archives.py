@@ -1,33 +1,17 @@
 """ZIM archives of wikis and WARC archives of the web: as their programs write them, and damaged."""
 
-import gzip
-from io import BytesIO
 from pathlib import Path
-from random import Random
 
 import pytest
 from libzim.writer import Creator
-from warcio.statusandheaders import StatusAndHeaders
-from warcio.warcwriter import WARCWriter
 
 from realm.documents.formats.records import Reason
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Link
-from tests.documents.writers import ZimPage, read
+from tests.documents.writers import ZimPage, read, write_warc, write_zim
 
 # -- ZIM
-
-
-def write_zim(path: Path) -> Path:
-    with Creator(str(path)) as archive:
-        for title in ("Arden", "List of towns"):
-            body = f"<body><nav>menu</nav><h1>{title}</h1><p>{title} is old.</p></body>"
-            html = f"<html><head><title>{title}</title></head>{body}</html>"
-            archive.add_item(ZimPage(title.replace(" ", "_"), title, html))
-        archive.add_item(ZimPage("style.css", "", "p {}", "text/css"))
-        archive.add_redirection("Town", "Town", "Arden", {})
-    return path
 
 
 def test_a_zim_archive_gives_its_pages(tmp_path: Path) -> None:
@@ -161,44 +145,6 @@ def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
 
 
 # -- WARC
-
-
-def write_warc(path: Path, more: int = 0) -> Path:
-    """An archive as crawlers write it: requests beside responses, one of them compressed by the server, one an error."""
-    answers = [
-        ("http://a.b/1", "200 OK", {}, b"<title>Arden</title><nav>menu</nav><p>Arden is old.</p>"),
-        ("http://a.b/2", "404 Not Found", {}, b"<p>nothing</p>"),
-        (
-            "http://a.b/3",
-            "200 OK",
-            {"Content-Encoding": "gzip"},
-            gzip.compress(b"<h1>Brack</h1><p>Small.</p>"),
-        ),
-        (
-            "http://a.b/4",
-            "200 OK",
-            {},
-            "<meta charset=iso-8859-2><title>Łódź</title>Łódź.".encode("iso-8859-2"),
-        ),
-    ]
-    random = Random(0)
-    for number in range(more):  # that do not compress
-        body = f"<h1>{number}</h1><p>{random.randbytes(8000).hex()}</p>"
-        answers.append((f"http://a.b/more/{number}", "200 OK", {}, body.encode()))
-    with path.open("wb") as file:
-        writer = WARCWriter(file, gzip=path.suffix == ".gz")
-        for address, status, more, body in answers:
-            headers = [("Content-Type", "text/html"), *more.items()]
-            http = StatusAndHeaders(status, headers, protocol="HTTP/1.1")
-            writer.write_record(writer.create_warc_record(address, "request", http_headers=http))
-            writer.write_record(
-                writer.create_warc_record(address, "response", BytesIO(body), http_headers=http)
-            )
-        picture = StatusAndHeaders("200 OK", [("Content-Type", "image/png")], protocol="HTTP/1.1")
-        writer.write_record(
-            writer.create_warc_record("http://a.b/5", "response", BytesIO(b"\x89PNG"), http_headers=picture)
-        )
-    return path
 
 
 @pytest.mark.parametrize("name", ["crawl.warc", "crawl.warc.gz"])

@@ -1,11 +1,13 @@
-"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, dumps of a MediaWiki, and entries of ZIM archives.
+"""Writes PDF, Word documents and EPUB with fpdf2, python-docx and zipfile, dumps of a MediaWiki, and ZIM and WARC archives.
 
 `read` gives what realm reads from a file.
 """
 
 import bz2
+import gzip
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from random import Random
 from xml.sax.saxutils import escape
@@ -14,7 +16,9 @@ import docx
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from fpdf import FPDF
-from libzim.writer import Hint, Item, StringProvider
+from libzim.writer import Creator, Hint, Item, StringProvider
+from warcio.statusandheaders import StatusAndHeaders
+from warcio.warcwriter import WARCWriter
 
 from realm.documents.reading import ReadingReport, read_documents
 
@@ -194,6 +198,55 @@ def write_multistream(path: Path, pages: Sequence[str], per_stream: int = 10) ->
     """A dump whose first lines, last line and every `per_stream` pages are each a stream of bzip2, as Wikimedia writes it."""
     blocks = ["".join(pages[at : at + per_stream]) for at in range(0, len(pages), per_stream)]
     path.write_bytes(b"".join(bz2.compress(one.encode()) for one in (HEAD, *blocks, "</mediawiki>")))
+    return path
+
+
+def write_zim(path: Path) -> Path:
+    with Creator(str(path)) as archive:
+        for title in ("Arden", "List of towns"):
+            body = f"<body><nav>menu</nav><h1>{title}</h1><p>{title} is old.</p></body>"
+            html = f"<html><head><title>{title}</title></head>{body}</html>"
+            archive.add_item(ZimPage(title.replace(" ", "_"), title, html))
+        archive.add_item(ZimPage("style.css", "", "p {}", "text/css"))
+        archive.add_redirection("Town", "Town", "Arden", {})
+    return path
+
+
+def write_warc(path: Path, more: int = 0) -> Path:
+    """An archive as crawlers write it: requests beside responses, one of them compressed by the server, one an error."""
+    answers = [
+        ("http://a.b/1", "200 OK", {}, b"<title>Arden</title><nav>menu</nav><p>Arden is old.</p>"),
+        ("http://a.b/2", "404 Not Found", {}, b"<p>nothing</p>"),
+        (
+            "http://a.b/3",
+            "200 OK",
+            {"Content-Encoding": "gzip"},
+            gzip.compress(b"<h1>Brack</h1><p>Small.</p>"),
+        ),
+        (
+            "http://a.b/4",
+            "200 OK",
+            {},
+            "<meta charset=iso-8859-2><title>Łódź</title>Łódź.".encode("iso-8859-2"),
+        ),
+    ]
+    random = Random(0)
+    for number in range(more):  # that do not compress
+        body = f"<h1>{number}</h1><p>{random.randbytes(8000).hex()}</p>"
+        answers.append((f"http://a.b/more/{number}", "200 OK", {}, body.encode()))
+    with path.open("wb") as file:
+        writer = WARCWriter(file, gzip=path.suffix == ".gz")
+        for address, status, more, body in answers:
+            headers = [("Content-Type", "text/html"), *more.items()]
+            http = StatusAndHeaders(status, headers, protocol="HTTP/1.1")
+            writer.write_record(writer.create_warc_record(address, "request", http_headers=http))
+            writer.write_record(
+                writer.create_warc_record(address, "response", BytesIO(body), http_headers=http)
+            )
+        picture = StatusAndHeaders("200 OK", [("Content-Type", "image/png")], protocol="HTTP/1.1")
+        writer.write_record(
+            writer.create_warc_record("http://a.b/5", "response", BytesIO(b"\x89PNG"), http_headers=picture)
+        )
     return path
 
 
