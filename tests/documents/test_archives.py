@@ -164,8 +164,11 @@ def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path
     assert list(texts)[:20] == ["Arden", "Brack", "Łódź", *map(str, range(17))] and reasons == {"damaged": 1}
     plain = write_warc(tmp_path / "lengths.warc")
     plain.write_bytes(plain.read_bytes().replace(b"Arden is old.", b"Arden is older than that."))
-    list(read_documents([str(plain)]))
+    assert read(plain)[1] == {"damaged": 1}
     assert "WARNING" not in capfd.readouterr().err
+    plain.write_bytes(plain.read_bytes().replace(b"Content-Length: ", b"Content-Size: ", 1))
+    with pytest.raises(InputError, match="a record has no Content-Length"):
+        read(plain)
     (tmp_path / "other.warc").write_text("This is no archive.\nAt all.\n")
     with pytest.raises(InputError, match=r"other\.warc is damaged"):
         list(read_documents([str(tmp_path / "other.warc")]))

@@ -8,6 +8,7 @@ from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.pages import PageError, read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.errors import first_line
+from realm.progress import counted
 
 
 def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -21,13 +22,17 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     from warcio.exceptions import ArchiveLoadFailed
 
     class Records(ArchiveIterator):
-        INC_RECORD = (
-            ""  # warcio prints this text for each damaged record, between the lines of the progress bar
-        )
+        # warcio prints this text for each damaged record, between the lines of the progress bar.
+        INC_RECORD = ""
 
     with opened(path) as file:
         try:
-            for one in Records(file):
+            records, pages = Records(file), 0
+            for one in records:
+                if one.length is None:  # its content would be the rest of the file
+                    raise Unreadable(
+                        path, Reason.DAMAGED, f"{path} is damaged (a record has no Content-Length)"
+                    )
                 kind = one.http_headers.get_header("Content-Type", "") if one.http_headers else ""
                 if (
                     one.rec_type != "response"
@@ -36,11 +41,19 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
                 ):
                     continue
                 address = one.rec_headers.get_header("WARC-Target-URI", "")
+                pages += 1
                 data = one.content_stream().read(limits.file_bytes + 1)
                 try:
                     yield _record(f"{path}: {address}", address, data, limits)
                 except Unreadable as problem:
                     yield problem
+            if records.err_count:
+                many = counted(records.err_count, "record")
+                yield Unreadable(
+                    path, Reason.DAMAGED, f"{path} is damaged ({many} with a wrong Content-Length)"
+                )
+            elif not pages:
+                yield Unreadable(path, Reason.NO_TEXT, f"{path} has no HTML page with status 200")
         except Unreadable:
             raise
         except (ArchiveLoadFailed, EOFError, ValueError) as error:
