@@ -1,4 +1,5 @@
-"""Simple English Wikipedia, put back into a dump and into a ZIM archive. The articles are in the folder that --data names."""
+"""Articles of Wikipedia, put back into a dump and a ZIM archive: the vital articles of the package, or with --data those of
+Simple English Wikipedia."""
 
 import json
 import lzma
@@ -11,18 +12,19 @@ from pathlib import Path
 import pytest
 from libzim.writer import Creator
 
+from realm.documents.reading import read_documents
 from tests.conftest import Trials
 from tests.documents.writers import ZimPage, page, read, write_multistream
 
-pytestmark = pytest.mark.slow
-ARTICLES = 2000
+ARTICLES = 1000
 
 
 @pytest.fixture(scope="module")
 def articles(pytestconfig: pytest.Config, trials: Trials) -> dict[str, str]:
     """Title -> text."""
     if not (folder := pytestconfig.getoption("--data")):
-        pytest.skip("needs --data")
+        packaged = islice(read_documents(["package:vital-articles"]), trials.count(ARTICLES))
+        return {document.title: document.text for document in packaged}
     with lzma.open(folder / "simplewiki" / "articles.jsonl.xz", "rt", encoding="utf-8") as lines:
         read_lines = [json.loads(line) for line in islice(lines, trials.count(ARTICLES))]
     return {article["title"]: article["text"] for article in read_lines}
