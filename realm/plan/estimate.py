@@ -219,8 +219,10 @@ class Plan:
         # Only projecting the kept states of a frozen encoder is one product, which one device computes.
         builders = 0 if frozen else self.hardware.build_devices
         apart = builders > 0 and refresh.in_background
-        named = min(len(refresh.device.split(",")), self.hardware.devices)
-        seconds = self._seconds(self._index_work(frozen)) / (builders or (1 if frozen else named))
+        shares = self.hardware.devices
+        if refresh.device or refresh.in_background:
+            shares = min(len(refresh.device.split(",")), shares)
+        seconds = self._seconds(self._index_work(frozen)) / (builders or (1 if frozen else shares))
         if not refresh.every:
             return 2, 0, seconds, apart
         between = (

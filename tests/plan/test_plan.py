@@ -160,6 +160,7 @@ def test_a_build_in_the_background_delays_the_next_one_and_named_devices_share_i
 
     behind, waits = plan(), plan(in_background=False)
     assert waits.refresh_steps == 500 and waits.refreshes == 401
+    assert waits.refresh_seconds == pytest.approx(behind.refresh_seconds / 8)
     assert behind.refresh_steps == math.ceil(behind.refresh_seconds / behind.step_seconds) > 500
     assert behind.refreshes == -(-behind.steps // behind.refresh_steps) + 1
     shared = plan(device=",".join(f"cuda:{n}" for n in range(8)))

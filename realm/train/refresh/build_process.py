@@ -71,7 +71,7 @@ class Builder(AbstractContextManager["Builder"]):
         """`report` shows one line to the user."""
         self._kb, self._config, self._precision, self._report = kb, config, precision, report
         self.snapshot, self.folder = run_folder / "snapshot", run_folder / "index"
-        self.log = run_folder / "index.log"
+        self.log, self.parts = run_folder / "index.log", run_folder / "parts"
         self.seconds = 0.0
         """Duration of the last build."""
         self._child: Child | None = None

@@ -11,7 +11,8 @@ A refresh runs `realm index` on a snapshot of the model, and writes into the fol
 This file decides which version the trainer searches, when the trainer waits (for the first index, and for `lag`), and how an
 interrupted run resumes. It also publishes the index of the finished model. `realm.train.refresh.build_process` runs the builds.
 Builds for which the trainer waits run in the process of the trainer, unless the settings name another device or a Ray cluster.
-With several ranks, rank 0 runs the builds, and all ranks change to the new version at the same step.
+With several ranks, each rank then embeds a part of the passages. Rank 0 runs all other builds. All ranks change to the new
+version at the same step.
 
 A checkpoint contains `state_dict`, that is, the version in use and the build that is running, so that a run resumes exactly.
 `build_initial` removes the versions that the interrupted run built after the checkpoint.
@@ -31,6 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,6 +49,7 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.table import committed
 from realm.train.refresh.build_process import BuildConfig, Builder, StepTimes
 from realm.train.refresh.cached_states import CachedPassageStates
+from realm.train.refresh.divided_build import embed_together
 from realm.train.sharding import whole, whole_model
 
 
@@ -58,7 +61,8 @@ class RefreshConfig(BuildConfig):
     """Steps between two builds (paper: about 500). A build starts later if the previous build is still running. 0: the index
     is not rebuilt."""
     in_background: bool = True
-    """False: training waits for each build. Use False for runs that must be repeatable exactly, and for a single GPU."""
+    """False: training waits for each build, and the processes of `torchrun` share the build. Use False for runs that must be
+    repeatable exactly, and on GPUs that all train."""
     lag: int = 0
     """Steps from a snapshot to the use of the index of this snapshot; training waits for the build if necessary. 0: the index
     is used as soon as it is built. With a lag, runs with background builds are repeatable exactly too."""
@@ -254,25 +258,31 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
             time.sleep(0.02)
 
     def _build_now(self, model: Model, step: int) -> int:
-        """Rank 0 builds an index, and training waits -> the number of the new version on rank 0, and 0 on the other ranks."""
+        """Builds an index, and training waits -> the number of the new version on rank 0, and 0 on the other ranks."""
         model = whole_model(model)
         model.step = step
-        return self._build(model) if distributed.is_main_process() else 0
-
-    @torch.no_grad()
-    def _build(self, model: Model) -> int:
-        """Builds an index with a whole model -> the number of the new version."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         if self._waits_for_child:
-            self._begin(model)
-            while self._builder.poll() == "running":
-                time.sleep(0.02)
-            number = vectors.newest(self._folder)
-            assert number is not None  # the build was done
-            return number
+            return self._wait_for_child(model) if distributed.is_main_process() else 0
         started = time.monotonic()
-        number = self._embed(model, str(self._builder.snapshot), self._folder)
+        array_ND = None
+        if distributed.world_size() > 1 and self._states is None:
+            with torch.no_grad(), autocast(model.device, self._precision):
+                array_ND = embed_together(self._kb, model, self._builder.parts)
+        if not distributed.is_main_process():
+            return 0
+        self._folder.mkdir(parents=True, exist_ok=True)
+        number = self._embed(model, str(self._builder.snapshot), self._folder, array_ND)
         self._builder.seconds = time.monotonic() - started
+        return number
+
+    def _wait_for_child(self, model: Model) -> int:
+        """Builds an index with a whole model in another process -> the number of the new version."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._begin(model)
+        while self._builder.poll() == "running":
+            time.sleep(0.02)
+        number = vectors.newest(self._folder)
+        assert number is not None  # the build was done
         return number
 
     @property
@@ -292,10 +302,12 @@ class IndexRefresher(AbstractContextManager["IndexRefresher"]):
         save_model(model, self._builder.snapshot)
         self._builder.begin(model.step, vectors.newest(self._folder) or 0, str(self._device))
 
-    def _embed(self, model: Model, name: str, folder: Path) -> int:
-        """Embeds every passage in this process, and publishes the vectors in `folder` -> the number of the new version."""
+    @torch.no_grad()
+    def _embed(self, model: Model, name: str, folder: Path, array_ND: np.ndarray | None = None) -> int:
+        """Publishes vectors in `folder` -> the number of the new version. Without `array_ND`, all passages are embedded now."""
         with autocast(model.device, self._precision):
-            array_ND = self._states.index(model.embedder.passage) if self._states else None
+            if self._states is not None:
+                array_ND = self._states.index(model.embedder.passage)
             return publish(self._kb, model, name, folder, array_ND)
 
     def _copy_embedder(self, model: Model) -> None:
