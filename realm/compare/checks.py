@@ -99,7 +99,9 @@ def scores_of(report: TableJson, parts: Sequence[str] = PARTS) -> dict[str, floa
     if predicted := report.get("masked_facts"):
         for how in ("model", "knn_lm", "realm"):
             scores[f"masked facts, {how}, spans"] = predicted[how]["span_accuracy"]
-            scores[f"masked facts, {how}{NATS}"] = predicted[how]["nats"]
+            for part in ("nats", "nats_found", "nats_missed"):
+                if (nats := cast(Mapping[str, float | None], predicted[how]).get(part)) is not None:
+                    scores[f"masked facts, {how}{part.removeprefix('nats').replace('_', ', ')}{NATS}"] = nats
     return scores
 
 

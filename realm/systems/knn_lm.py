@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypedDict, cast
+from typing import Any, Literal, NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from realm.files import read_json, write_json
 from realm.folders import check_made, make_once
 from realm.masking.candidates import CANDIDATES, CandidateRule, choose_candidates, embed_queries, read_inputs
 from realm.masking.held_out import held_out_queries
-from realm.masking.masked_queries import MaskedQuery, count_targets, each_span, repeats_text
+from realm.masking.masked_queries import MaskedQuery, count_targets, each_span, holds, repeats_text
 from realm.model.device import DeviceConfig, Precision, autocast
 from realm.model.folder import Model
 from realm.model.manifest import model_path as path_of
@@ -41,7 +41,7 @@ from realm.qa.scoring.significance import PairedDifference, paired_difference, p
 from realm.qa.scoring.tables import aligned, difference
 from realm.search.exact import PassageIndex
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
-from realm.tokens.layouts import joint_inputs
+from realm.tokens.layouts import NULL_PASSAGE, joint_inputs
 
 ROWS = 256
 """Number of masked sentences per forward pass without passages."""
@@ -90,6 +90,11 @@ class Predicted(TypedDict):
     """Span accuracy of REALM minus this one; None for REALM."""
     nats: float
     """Mean negative log-likelihood per wordpiece."""
+    nats_found: float | None
+    """`nats` of the spans that a passage contains that REALM reads; None if there are none. A report in docs/tables can lack
+    this key and the next."""
+    nats_missed: float | None
+    """`nats` of all other spans."""
 
 
 class KnnJson(TypedDict):
@@ -102,6 +107,8 @@ class KnnJson(TypedDict):
     knn_weight: float
     """Lambda."""
     temperature: float
+    found: float
+    """Percentage of spans that a passage contains that REALM reads. A report in docs/tables can lack this key."""
     model: Predicted
     """Predictions without passages and without neighbours."""
     knn_lm: Predicted
@@ -329,16 +336,17 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     )
     lm_PV, found = _read(model, kb.tokens, store, test, config)
     knn_PV = knn_probability(found, temperature, lm_PV.shape[1])
-    realm_PV = realm_probability(model, kb.tokens, index, test, config)
+    realm_PV, found_Q = realm_probability(model, kb.tokens, index, test, config)
     right_Q = spans_predicted(realm_PV, test)
     report: KnnJson = {
         "n": len(test),
         "entries": len(store.value_N),
         "knn_weight": weight,
         "temperature": temperature,
-        "model": _scored(lm_PV, test, right_Q),
-        "knn_lm": _scored(mix(lm_PV, knn_PV, weight), test, right_Q),
-        "realm": _scored(realm_PV, test),
+        "found": percent(found_Q.mean()),
+        "model": _scored(lm_PV, test, found_Q, right_Q),
+        "knn_lm": _scored(mix(lm_PV, knn_PV, weight), test, found_Q, right_Q),
+        "realm": _scored(realm_PV, test, found_Q),
     }
     write_json(folder / "report.json", report)
     return report
@@ -372,9 +380,11 @@ def realm_probability(
     index: PassageIndex,
     queries: Sequence[MaskedQuery],
     config: KnnConfig,
-) -> Tensor:
-    """p(w|x) at all masked positions, which is the sum of p(z|x) p(w|z,x) over retrieved passages -> [P, V]."""
+) -> tuple[Tensor, np.ndarray]:
+    """p(w|x) at all masked positions, which is the sum of p(z|x) p(w|z,x) over retrieved passages -> [P, V]; and for each query
+    whether a retrieved passage contains the masked span -> bool [Q]."""
     rule, parts = CandidateRule(CANDIDATES, same_corpus=True), []
+    found: list[bool] = []
     with (
         evaluating(model.reader, model.embedder),
         progress(total=len(queries), description="read passages", unit="query") as bar,
@@ -383,6 +393,10 @@ def realm_probability(
             part = queries[start : start + READ_AT_ONCE]
             query_BD = embed_queries(model, part)
             chosen = choose_candidates(part, query_BD, index, tokens, rule)
+            found += [
+                any(holds(tokens.body.row(n), query.targets) for n in numbers if n != NULL_PASSAGE)
+                for query, numbers in zip(part, chosen.number_BK, strict=True)
+            ]
             batch = read_inputs(part, chosen.number_BK, tokens, model.tokenizer, model.lengths).to(
                 model.device
             )
@@ -393,7 +407,7 @@ def realm_probability(
             prior_PK = score_BK.float().log_softmax(dim=1)[row_P]
             parts.append((prior_PK[:, :, None] + logp_PKV).logsumexp(dim=1).exp().cpu())
             bar.update(len(part))
-    return torch.cat(parts)
+    return torch.cat(parts), np.array(found)
 
 
 def _targets(queries: Sequence[MaskedQuery]) -> Tensor:
@@ -413,14 +427,24 @@ def spans_predicted(probability_PV: Tensor, queries: Sequence[MaskedQuery]) -> n
 
 
 def _scored(
-    probability_PV: Tensor, queries: Sequence[MaskedQuery], realm_Q: np.ndarray | None = None
+    probability_PV: Tensor,
+    queries: Sequence[MaskedQuery],
+    found_Q: np.ndarray,
+    realm_Q: np.ndarray | None = None,
 ) -> Predicted:
-    right_Q = spans_predicted(probability_PV, queries)
+    right_Q, target_P = spans_predicted(probability_PV, queries), _targets(queries)
+    found_P = torch.from_numpy(np.repeat(found_Q, [len(query.targets) for query in queries]))
+
+    def nats(chosen_P: Tensor) -> float | None:
+        return round(_nats(probability_PV[chosen_P], target_P[chosen_P]), 3) if chosen_P.any() else None
+
     return {
         "span_accuracy": percent(right_Q.mean()),
         "span_accuracy_ci95": [percent(end) for end in wilson_interval(int(right_Q.sum()), len(right_Q))],
         "less": None if realm_Q is None else paired_difference(realm_Q, right_Q, 1),
-        "nats": round(_nats(probability_PV, _targets(queries)), 3),
+        "nats": round(_nats(probability_PV, target_P), 3),
+        "nats_found": nats(found_P),
+        "nats_missed": nats(~found_P),
     }
 
 
@@ -428,12 +452,19 @@ def table(report: KnnJson) -> list[list[str]]:
     """The report as rows of cells; the first row is the heading."""
     named = (("the model alone", "model"), ("kNN-LM", "knn_lm"), ("REALM", "realm"))
     heading = ["whole spans predicted, %", "REALM minus row", "nats per wordpiece"]
+    parts = [key for key in ("nats_found", "nats_missed") if key in report["realm"]]
+    if parts:
+        found, missed = report["found"], 100 - report["found"]
+        heading += [f"nats, REALM reads the span ({found:.1f} %)", f"nats, others ({missed:.1f} %)"]
     rows = [[f"{report['n']:,} masked facts", *heading]]
     for label, key in named:
         one: Predicted = report[key]  # type: ignore[literal-required]
         low, high = one["span_accuracy_ci95"]
         less = "-" if one["less"] is None else difference(one["less"])
-        rows.append([label, f"{one['span_accuracy']:.1f} ({low:.1f}-{high:.1f})", less, f"{one['nats']:.3f}"])
+        nats = [
+            "-" if (value := cast(Any, one)[part]) is None else f"{value:.3f}" for part in ("nats", *parts)
+        ]
+        rows.append([label, f"{one['span_accuracy']:.1f} ({low:.1f}-{high:.1f})", less, *nats])
     return rows
 
 

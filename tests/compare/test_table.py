@@ -460,13 +460,14 @@ def test_a_check_compares_every_score(compared) -> None:
         place = other
         for key in before:
             place = place[key]
-        place[last] = 1.04 * place[last] if last == "nats" else place[last] + 4
+        place[last] = 1.04 * place[last] if last.startswith("nats") else place[last] + 4
         found = deviations(other, compared, 3.0)
         assert len(found) <= 1 and len(found) == len(deviations(compared, other, 3.0))
         assert deviations(other, compared, 5.0) == []
         compared_kinds["recall" if before[-1] == "recall" else last].add(bool(found))
     always = {kind for kind, found in compared_kinds.items() if found == {True}}
-    assert always == {"em", "f1", "recall", "mrr", "span_accuracy", "nats"}
+    # On these few facts REALM always reads the span, so no loss of other spans is in the report.
+    assert always == {"em", "f1", "recall", "mrr", "span_accuracy", "nats", "nats_found"}
     assert all(found == {False} for kind, found in compared_kinds.items() if kind not in always)
 
 

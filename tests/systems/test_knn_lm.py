@@ -259,11 +259,17 @@ def test_realm_predicts_the_sum_over_passages(
 ) -> None:
     monkeypatch.setattr(knn_lm, "CANDIDATES", 4)
     index, some = complete_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
-    found_PV = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, CONFIG)
+    found_PV, found_Q = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, CONFIG)
     place = 0
-    for query in some:
+    for query, found in zip(some, found_Q, strict=True):
         chosen = choose_candidates(
             [query], embed_queries(model, [query]), index, tiny_kb.tokens, CandidateRule(4, True)
+        )
+        words = " ".join(model.tokenizer.tokens(query.targets))
+        assert found == any(
+            f" {words} " in f" {' '.join(model.tokenizer.tokens(tiny_kb.tokens.body.row(number)))} "
+            for number in chosen.number_BK[0]
+            if number >= 0
         )
         total = torch.zeros(len(query.targets), model.tokenizer.vocab_size)
         with torch.no_grad():
@@ -300,6 +306,10 @@ def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_fold
     for name in ("model", "knn_lm"):
         one, share = report[name], report[name]["span_accuracy"]
         assert one["less"]["points"] == pytest.approx(report["realm"]["span_accuracy"] - share, abs=0.011)
+        parts = [(report["found"], one["nats_found"]), (100 - report["found"], one["nats_missed"])]
+        known = [nats for _, nats in parts if nats is not None]
+        assert min(known) <= one["nats"] <= max(known)
+        assert [nats is None for _, nats in parts] == [part == 0 for part, _ in parts]
         low, high = one["span_accuracy_ci95"]
         assert 0 <= low <= share <= high <= 100 and low < high
     assert cli.main([*words, "--set", "device=cpu"]) == 0
