@@ -466,8 +466,8 @@ def test_a_check_compares_every_score(compared) -> None:
         assert deviations(other, compared, 5.0) == []
         compared_kinds["recall" if before[-1] == "recall" else last].add(bool(found))
     always = {kind for kind, found in compared_kinds.items() if found == {True}}
-    # On these few facts REALM always reads the span, so no loss of other spans is in the report.
-    assert always == {"em", "f1", "recall", "mrr", "span_accuracy", "nats", "nats_found"}
+    parts = {"nats_found", "nats_missed"}  # of so few facts, one part can be empty
+    assert always - parts == {"em", "f1", "recall", "mrr", "span_accuracy", "nats"} and always & parts
     assert all(found == {False} for kind, found in compared_kinds.items() if kind not in always)
 
 
