@@ -30,8 +30,8 @@ T = TypeVar("T")
 Rows = TypeVar("Rows", list[Any], np.ndarray, Tensor)
 
 TIMEOUT = timedelta(hours=25)
-"""Longest time that a rank waits for another rank, for example while rank 0 builds an index, which may take a day. If a rank
-dies, waiting ends at once; if a rank is silent, `realm.heartbeats` ends this rank."""
+"""Longest time that a rank waits for another rank, for example while a process of rank 0 builds an index, which may take a day.
+If a rank dies, waiting ends at once; if a rank is silent, `realm.heartbeats` ends this rank."""
 JOIN_TIMEOUT = timedelta(minutes=10)
 """Longest time that a rank waits at its start until all other ranks have started; on a slow disk, imports take minutes."""
 

@@ -185,7 +185,7 @@ class Plan:
         exchange = sent / (hardware.network_gb_per_s * 1e9) if sent else 0.0
         host = own.work.host_seconds * hardware.python_time
         compute = self._seconds(own.work + update) - host
-        refreshes, between, refresh, apart = self._refreshes(config, host + compute + exchange)
+        refreshes, between, refresh, apart = self._refreshes(config, devices, host + compute + exchange)
         return StagePlan(
             stage=stage,
             devices=devices,
@@ -206,7 +206,9 @@ class Plan:
             refreshes_apart=apart,
         )
 
-    def _refreshes(self, config: RunConfig, step_seconds: float) -> tuple[int, int, float, bool]:
+    def _refreshes(
+        self, config: RunConfig, devices: int, step_seconds: float
+    ) -> tuple[int, int, float, bool]:
         """The number of index builds of a stage, the steps between two builds, the seconds of a build, and whether devices
         that do not train build the index."""
         frozen = False
@@ -219,15 +221,15 @@ class Plan:
         # Only projecting the kept states of a frozen encoder is one product, which one device computes.
         builders = 0 if frozen else self.hardware.build_devices
         apart = builders > 0 and refresh.in_background
-        shares = self.hardware.devices
+        shares = devices
         if refresh.device or refresh.in_background:
             shares = min(len(refresh.device.split(",")), shares)
         seconds = self._seconds(self._index_work(frozen)) / (builders or (1 if frozen else shares))
         if not refresh.every:
             return 2, 0, seconds, apart
-        between = (
-            max(refresh.every, math.ceil(seconds / step_seconds)) if refresh.in_background else refresh.every
-        )
+        between = refresh.every
+        if refresh.in_background and not frozen:
+            between = max(between, math.ceil(seconds / step_seconds))
         # Also one build before the first step, and one build after the last step if the last step has no build.
         return config.steps // between + 1 + bool(config.steps % between), between, seconds, apart
 

@@ -91,8 +91,8 @@ class Predicted(TypedDict):
     nats: float
     """Mean negative log-likelihood per wordpiece."""
     nats_found: float | None
-    """`nats` of the spans that a passage contains that REALM reads; None if there are none. A report in docs/tables can lack
-    this key and the next."""
+    """`nats` of the spans that a passage contains that REALM retrieves; None if there are none. A report in docs/tables can
+    lack this key and the next."""
     nats_missed: float | None
     """`nats` of all other spans."""
 
@@ -108,7 +108,7 @@ class KnnJson(TypedDict):
     """Lambda."""
     temperature: float
     found: float
-    """Percentage of spans that a passage contains that REALM reads. A report in docs/tables can lack this key."""
+    """Percentage of spans that a passage contains that REALM retrieves. A report in docs/tables can lack this key."""
     model: Predicted
     """Predictions without passages and without neighbours."""
     knn_lm: Predicted
@@ -455,7 +455,7 @@ def table(report: KnnJson) -> list[list[str]]:
     parts = [key for key in ("nats_found", "nats_missed") if key in report["realm"]]
     if parts:
         found, missed = report["found"], 100 - report["found"]
-        heading += [f"nats, REALM reads the span ({found:.1f} %)", f"nats, others ({missed:.1f} %)"]
+        heading += [f"nats, span retrieved ({found:.1f} %)", f"nats, others ({missed:.1f} %)"]
     rows = [[f"{report['n']:,} masked facts", *heading]]
     for label, key in named:
         one: Predicted = report[key]  # type: ignore[literal-required]

@@ -2,8 +2,7 @@
 
 `shard_weights` divides the parts of a model with `torch.distributed.fsdp.fully_shard`. Before a layer is computed, its weights
 are gathered from all ranks; afterwards the gathered weights are freed. So all ranks must compute the same layers in the same
-order, also in an evaluation. Work of one rank alone, such as saving a model or building an index, uses a copy with whole
-weights (`whole_model`).
+order, also in an evaluation. Saving a model and building an index use a copy with whole weights (`whole_model`).
 
 Weights outside of this file are DTensors, whose `full_tensor` is a whole weight. Checkpoints contain whole weights
 (`gathered`), so they do not depend on the number of ranks. docs/cluster.md says why torch.distributed.checkpoint is not used.

@@ -96,7 +96,7 @@ _UNSEEN = frozenset(
      "maplink", "templatestyles", "hiero", "inputbox", "section", "categorytree", "style", "script")
 )  # fmt: skip
 _SWITCHES = re.compile(
-    "__(?:(?:NO|FORCE)?TOC|NOEDITSECTION|(?:NO)?NEWSECTIONLINK|NOGALLERY|HIDDENCAT|(?:NO)?INDEX|STATICREDIRECT|NOGLOBAL"
+    "__(?:(?i:(?:NO|FORCE)?TOC|NOEDITSECTION|NOGALLERY)|(?:NO)?NEWSECTIONLINK|HIDDENCAT|(?:NO)?INDEX|STATICREDIRECT|NOGLOBAL"
     "|NO(?:CONTENT|TITLE)CONVERT|NO[CT]C|DISAMBIG|EXPECTUNUSED(?:CATEGORY|TEMPLATE)|EXPECTED_UNCONNECTED_PAGE)__"
 )
 """Switches of MediaWiki, of which a reader sees nothing. Other words between underscores are text, such as `__FILE__`."""
@@ -257,7 +257,7 @@ class _Taken:
         given = {str(one.name).strip(): one.value for one in node.params}
         words = list(takewhile(lambda word: word is not None, (given.get(str(n)) for n in count(1))))
         if name in _FIRST_WORDS or _LANGUAGE_TEMPLATE.fullmatch(name):
-            return self.inside(words[0] if words else given.get("text"))
+            return (self.inside(words[0]) if words else "") or self.inside(given.get("text"))
         if name in _LAST_WORDS and words:
             return self.inside(words[-1])
         if name == "langx":  # has the transliteration and the meaning after the language and the word

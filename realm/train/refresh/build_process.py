@@ -39,7 +39,7 @@ RESTARTS = 3
 @dataclass(frozen=True)
 class BuildConfig(EngineConfig):
     """Where builds run. If `device` is not "" or `engine` is "ray", builds for which training waits run there too, for example
-    the first build; otherwise, they run in the training process."""
+    the first build; otherwise, they run in the training processes."""
 
     threads: int = 1
     """CPU threads of each process of the build; a build has one process per device."""

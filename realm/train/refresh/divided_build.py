@@ -1,5 +1,6 @@
 """An index build for which training waits, divided among the ranks: each rank embeds a part of the passages."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,6 @@ def embed_together(kb: KnowledgeBase, model: Model, folder: Path) -> np.ndarray 
     distributed.barrier()
     if rank:
         return None
-    array_ND = np.concatenate([np.load(file) for file in files])
-    for file in files:
-        file.unlink()
+    array_ND = np.concatenate([np.load(file, mmap_mode="r") for file in files])
+    shutil.rmtree(folder)
     return array_ND
