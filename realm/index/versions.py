@@ -87,7 +87,7 @@ def build_index(
         choose_device(name)  # check all devices before any process starts
     model = load_model(model_path, reader=False).to(choose_device(devices[0]))
     kb.check_tokenizer(model.tokenizer, model_path)
-    _warn_if_cut(kb, model)
+    warn_if_cut(kb, model)
     folder = run_folder or index_folder(kb, model)
     folder.mkdir(parents=True, exist_ok=True)
     report_done = _log_progress(len(kb)) if run_folder else None
@@ -191,7 +191,7 @@ def publish(
     embeds. `bits` is the number of bits in which a number is stored: 16, or 32 for the vectors of a converted checkpoint.
     """
     if array_ND is None:
-        _warn_if_cut(kb, model)
+        warn_if_cut(kb, model)
         array_ND = _embed(kb.tokens, kb.keys_N, model, folder)
     info = VectorsInfo(
         model=model.compute_passage_fingerprint(),
@@ -207,7 +207,7 @@ def publish(
     return version
 
 
-def _warn_if_cut(kb: KnowledgeBase, model: Model) -> None:
+def warn_if_cut(kb: KnowledgeBase, model: Model) -> None:
     """Logs one warning per process if the knowledge base was built with longer passages than the model embeds."""
     if kb.config.passage_tokens > model.lengths.passage:
         _warn_once(kb.folder, kb.config.passage_tokens, model.lengths.passage)

@@ -356,7 +356,7 @@ def _published(name: str) -> Path:
 
 
 def _sizes(network: Any, published: bool) -> dict[str, Any]:
-    # T5 1.1, as in the checkpoints t5-*-ssm-nq, has output weights of its own and does not scale the last states.
+    # T5 1.1 (such as t5-*-ssm-nq) has output weights of its own, and does not scale the last states.
     # transformers shows neither in its configuration: `T5Config` ties the weights, and reads the scale from this key.
     settings = network.config.to_dict() | {"tie_word_embeddings": network.config.scale_decoder_outputs}
     return {

@@ -186,6 +186,15 @@ def test_every_preset_is_planned(preset, capsys) -> None:
     assert all(stage["memory_gb"]["all"] > 0 < stage["step_seconds"] for stage in plan["stages"])
 
 
+def test_a_plan_has_the_settings_of_the_command_line(capsys) -> None:
+    words = ["plan", "paper", "--hardware", "h100-x8", "--set", "pretrain.refresh.every=0", "--set"]
+    assert main([*words, "pretrain.steps=7", "--json"]) == 0
+    stage = next(one for one in json.loads(capsys.readouterr().out)["stages"] if one["stage"] == "pretrain")
+    assert (stage["steps"], stage["refreshes"], stage["refresh_steps"]) == (7, 2, 0)
+    assert main([*words, "steps=7"]) == 2
+    assert "--set steps=7: the table must be one of kb, mlm" in capsys.readouterr().err
+
+
 def test_plan_is_a_table_that_marks_what_does_not_fit(tmp_path, tiny_kb, capsys) -> None:
     file = tmp_path / "small.toml"
     file.write_text("[hardware]\ndevices = 1\nmemory_gb = 0.001\ntflops = 1\nmemory_gb_per_s = 1\n")

@@ -8,6 +8,7 @@ import numpy as np
 from realm import distributed
 from realm.errors import writing
 from realm.index.embedding import embed_passages
+from realm.index.versions import warn_if_cut
 from realm.model.folder import Model
 from realm.search.shards import own_passages
 from realm.store.knowledge_base import KnowledgeBase
@@ -24,6 +25,8 @@ def embed_together(kb: KnowledgeBase, model: Model, folder: Path) -> np.ndarray 
         WriteFailed: the vectors of this rank cannot be written.
     """
     rank = distributed.rank()
+    if not rank:
+        warn_if_cut(kb, model)
     own = np.arange(len(kb))[own_passages(len(kb))]
     array_nD = embed_passages(model, kb.tokens, own, description=None if rank else "embed")
     files = [folder / f"vectors-{one}.npy" for one in range(distributed.world_size())]

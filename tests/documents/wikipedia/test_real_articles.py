@@ -1,5 +1,5 @@
-"""Articles of Wikipedia, put back into a dump and a ZIM archive: the vital articles of the package, or with --data those of
-Simple English Wikipedia."""
+"""Articles of Wikipedia, put back into a dump and a ZIM archive. They are the packaged vital articles; with --data, they are
+from Simple English Wikipedia."""
 
 import json
 import lzma

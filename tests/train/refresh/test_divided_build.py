@@ -26,6 +26,8 @@ def of_rank(rank: int, kb_folder: str, model_folder: str, run: str, results: str
 
     divided_build.embed_passages = counting
     kb, model = KnowledgeBase.open(kb_folder), load_model(model_folder)
+    warned: list[str] = []
+    divided_build.warn_if_cut = lambda *_: warned.append("cut")
     with refresher(kb, Path(run), in_background=False) as builds:
         versions = [builds.build_initial(model, 0)]
         first = rows(versions[0])
@@ -37,6 +39,7 @@ def of_rank(rank: int, kb_folder: str, model_folder: str, run: str, results: str
     seen = {
         "embedded": embedded,
         "steps": [version.step for version in versions],
+        "warned": len(warned),
         "timed": versions[1].cost.get("build_seconds", 0) > 0,
     }
     Path(f"{results}.{rank}.json").write_text(json.dumps(seen))
@@ -58,6 +61,7 @@ def test_ranks_embed_a_part_each_and_all_search_the_same_vectors(
         assert json.loads(Path(f"{results}.{rank}.json").read_text()) == {
             "embedded": [half] * 3 if rank == 0 else [len(tiny_kb) - half] * 3,
             "steps": [0, 10, 15],
+            "warned": 3 if rank == 0 else 0,
             "timed": rank == 0,
         }
     assert not (run_folder / "parts").exists()
