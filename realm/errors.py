@@ -117,6 +117,20 @@ def error_number(error: BaseException) -> int | None:
     return None
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory is missing.
+
+    Python and NumPy raise a MemoryError, torch raises an OutOfMemoryError for a GPU and a RuntimeError for a CPU.
+
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes"))
+    True
+    """
+    of_torch = isinstance(error, RuntimeError) and re.search(
+        "out of memory|n[o']t allocate memory", str(error)
+    )
+    return isinstance(error, MemoryError) or bool(of_torch)
+
+
 def way_out(path: str | os.PathLike[str] | None, error: BaseException) -> str:
     """The part of a message about what the user can do after a failed write; "" for most reasons.
 

@@ -9,11 +9,14 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from torch.distributed import DistBackendError
 
 from realm import cli
@@ -337,6 +340,32 @@ def test_a_rank_whose_partner_has_ended_says_so_in_one_line(error: Exception, mo
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     with pytest.raises(RuntimeError):
         main_that_raises(monkeypatch, error)
+
+
+def exhausted(allocate: Callable[[], object]) -> Exception:
+    with pytest.raises((MemoryError, RuntimeError)) as caught:
+        allocate()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        exhausted(lambda: torch.empty(2**58)),
+        exhausted(lambda: np.empty(2**58)),
+        MemoryError(),
+        torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.93 GiB of which 1.20 GiB is free."
+        ),
+        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
+    ],
+    ids=repr,
+)
+def test_missing_memory_is_one_line_with_a_way_to_need_less(error: Exception, monkeypatch, capsys) -> None:
+    assert main_that_raises(monkeypatch, error) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("realm: there is not enough memory (") and line.count("\n") == 1
+    assert "`cached_rows=64`" in line and "GPU 0" not in line
 
 
 def test_a_name_with_an_emoji_reaches_the_settings_of_a_command() -> None:

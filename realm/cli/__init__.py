@@ -9,6 +9,7 @@ import errno
 import gc
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -30,7 +31,7 @@ from realm.cli import (
 )
 from realm.cli.arguments import Parser
 from realm.environment import processes_of_torchrun, set_torch_environment
-from realm.errors import AlreadyDone, InputError, RealmError, no_rank, way_out
+from realm.errors import AlreadyDone, InputError, RealmError, first_line, no_rank, out_of_memory, way_out
 
 _DEFECTS = {None, errno.ENOENT, errno.EBADF, errno.EFAULT, errno.ECHILD}
 """Numbers of system errors that are printed with a traceback. Such errors are defects of this program, because commands
@@ -73,7 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + 13
     except KeyboardInterrupt as interrupt:
         return _print_error(str(interrupt) or "interrupted", 130)
-    except RuntimeError as error:
+    except (MemoryError, RuntimeError) as error:
+        if out_of_memory(error):
+            asked = re.search(r"(?:tried|unable) to allocate [\d.]+ \w+", str(error), re.IGNORECASE)
+            what = asked[0] if asked else first_line(error)
+            way = "to train in less memory, use a smaller `batch_size` or, with --set, `cached_rows=64`"
+            return _print_error(f"there is not enough memory ({what}); {way}", 2)
         if not _lost_connection(error):
             raise
         return _print_error(
@@ -88,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lost_connection(error: RuntimeError) -> bool:
+def _lost_connection(error: Exception) -> bool:
     """Whether it is the error of a rank, when another rank has ended. Gloo raises a RuntimeError, NCCL a DistBackendError."""
     of_torch = {one.__name__ for one in type(error).__mro__}
     return processes_of_torchrun() > 1 and ("DistError" in of_torch or "gloo" in str(error))

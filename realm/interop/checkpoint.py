@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from realm.errors import DamagedError, InputError, RealmError, first_line, reason, shown
+from realm.errors import DamagedError, InputError, RealmError, first_line, out_of_memory, reason, shown
 from realm.files import read_json
 from realm.folders import what_it_is
 from realm.hub import encoder_folder
@@ -196,6 +196,8 @@ def _pickled(file: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise InputError(f"{file} contains more than tensors and is not read: {first_line(error)}") from error
     except (RuntimeError, ValueError, EOFError) as error:
+        if out_of_memory(error):
+            raise
         raise DamagedError(f"{file} is damaged: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(
         isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()

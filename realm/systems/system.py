@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from realm.checksums import changed, checksums_of
-from realm.errors import DamagedError, InputError, RealmError
+from realm.errors import DamagedError, InputError, RealmError, out_of_memory
 from realm.files import read_json, write_json
 from realm.folders import copy_into
 from realm.keys import hex_id
@@ -311,10 +311,10 @@ def load_system(folder: str | Path, kb: KnowledgeBase, config: DeviceConfig = AN
     saved = read_system(folder)
     try:
         return module_of(saved["system"]).load(Path(folder), kb, config)
-    except (RealmError, torch.OutOfMemoryError):
-        raise
-    # The checksums of the other files are right, so only system.json can be wrong.
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, RealmError) or out_of_memory(error):
+            raise
+        # The checksums of the other files are right, so only system.json can be wrong.
         raise DamagedError(
             f"{Path(folder) / SYSTEM} is damaged, or was written by another version of realm: {problem_of(error)}; {_AGAIN}"
         ) from error

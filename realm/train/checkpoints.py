@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from realm.errors import DamagedError, WriteFailed, reason, way_out
+from realm.errors import DamagedError, WriteFailed, out_of_memory, reason, way_out
 from realm.files import new_file, sync
 
 KEPT = 2
@@ -48,6 +48,8 @@ class Checkpoints:
             try:
                 saved = _read(files[number], device, mapped)
             except Exception as error:  # the unpickler raises many classes of exceptions for damaged files
+                if out_of_memory(error):  # the file may be good
+                    raise
                 problem = f"{files[number]} cannot be read: {reason(error)}"
                 continue
             if problem and may_remove:

@@ -243,6 +243,20 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused(tiny_model_folder, tmp
     assert "\n" not in str(error.value)
 
 
+def test_run_that_finds_no_memory_for_its_checkpoint_does_not_call_it_damaged(
+    tiny_model_folder, tmp_path, plain, monkeypatch
+) -> None:
+    out, settings = tmp_path / "out", config(checkpoint_seconds=0.0)
+    with pytest.raises(RuntimeError):
+        train(load_model(tiny_model_folder), out, settings, after_update=at(8, crash))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *args, **options: torch.empty(2**58))
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            train(load_model(tiny_model_folder), out, settings)
+    train(load_model(tiny_model_folder), out, settings)
+    assert_same_result(out, plain)
+
+
 def test_run_killed_while_it_tidied_up_is_complete(tiny_model_folder, tmp_path, monkeypatch, plain) -> None:
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
