@@ -164,7 +164,7 @@ def lines(report: TableJson, width: int = 0) -> list[str]:
         found += [*aligned(shown), ""]
     if left_out:
         found += ["The terminal is too narrow for all columns.", ""]
-    return [*found, *made_lines(report["made_by"])]
+    return [*found, *_notes(report), *made_lines(report["made_by"])]
 
 
 def markdown(report: TableJson) -> str:
@@ -173,8 +173,20 @@ def markdown(report: TableJson) -> str:
     for heading, *body in tables(report):
         rule = ["---"] * len(heading)
         parts.append("\n".join("| " + " | ".join(cells) + " |" for cells in (heading, rule, *body)))
-    parts.append("\n".join(f"- {line}" for line in made_lines(report["made_by"])))
+    parts.append("\n".join(f"- {line}" for line in (*_notes(report), *made_lines(report["made_by"]))))
     return "\n\n".join(parts) + "\n"
+
+
+def _notes(report: TableJson) -> list[str]:
+    """A line about the rows that are not compared with REALM."""
+    other: dict[str, list[str]] = {}
+    for name, start in report["starts"].items():
+        if (beside := start.get("beside", "realm")) != "realm":
+            other.setdefault(beside, []).append(label_of(name))
+    return [
+        f'"{LESS}" in these rows: {label_of(beside)} minus row: {", ".join(labels)}'
+        for beside, labels in other.items()
+    ]
 
 
 def version_line(version: str, commit: str | None) -> str:

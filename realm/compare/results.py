@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypedDict, cast
 import numpy as np
 
 from realm.compare.plan import READING, TablePlan
-from realm.compare.rows import BM25
+from realm.compare.rows import BM25, STARTS, beside
 from realm.errors import DamagedError, InputError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
@@ -75,7 +75,8 @@ class Tested(TypedDict):
     retrieved: Found | None
     """None for a system that retrieves no passages."""
     less: PairedDifference | None
-    """Exact match of the row realm minus exact match of this row; None for the row realm, and in a table without that row."""
+    """Exact match of the row `StartJson.beside` (realm for most rows) minus exact match of this row; None for the row realm,
+    and in a table without that row."""
     less_answerable: PairedDifference | None
     """`less` for the questions in `answerable`; None if there are none. A report in docs/tables can lack this key."""
     ms: float
@@ -100,7 +101,8 @@ class FactsJson(TypedDict):
 
     retrieved: Retrieved
     less: PairedDifference | None
-    """Recall@5 of the start realm minus recall@5 of this start; None for the start realm, and in a table without that start."""
+    """Recall@5 of the start `StartJson.beside` minus recall@5 of this start; None for the start realm, and in a table without
+    the start `beside`."""
 
 
 class StartJson(TypedDict):
@@ -108,8 +110,11 @@ class StartJson(TypedDict):
 
     tests: dict[str, Found]
     less: dict[str, PairedDifference]
-    """Test -> recall@5 of the start realm minus recall@5 of this start. With one seed, the p value is the same for the
+    """Test -> recall@5 of the start `beside` minus recall@5 of this start. With one seed, the p value is the same for the
     answerable questions, because no start finds an answer to a question that is not answerable."""
+    beside: str
+    """Name of the start with which this start is compared: "no-injected" for random masks, "realm" for all others. A report in
+    docs/tables can lack this key, which means "realm"."""
     facts: FactsJson | None
     """None for a published model, and in a table with only a published model."""
 
@@ -284,22 +289,24 @@ def _rows(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, RowJson]:
             "seconds": _seconds(plan, name, seeds[0]),
             "read": round(float(np.mean([one.read for one in every])), 1),
             "tests": {
-                test: _tested(name, tests[test], seen[test], predictions)
+                test: _tested(name, STARTS[row.start].beside, tests[test], seen[test], predictions)
                 for test, predictions in predicted.items()
             },
         }
     return rows
 
 
-def _tested(name: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Prediction]) -> Tested:
+def _tested(
+    name: str, beside: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Prediction]
+) -> Tested:
     correct_SN, f1_SN = test.correct[name], test.f1[name]
     has_passages = any(one.passages for one in predictions)
     every_N = np.ones_like(seen_N)
 
     def less(chosen_N: np.ndarray) -> PairedDifference | None:
-        if name == "realm" or "realm" not in test.correct or not chosen_N.any():
+        if name == "realm" or beside not in test.correct or not chosen_N.any():
             return None
-        return paired_difference(test.correct["realm"][:, chosen_N], correct_SN[:, chosen_N], 1)
+        return paired_difference(test.correct[beside][:, chosen_N], correct_SN[:, chosen_N], 1)
 
     return {
         "all": _answered(correct_SN, f1_SN, every_N),
@@ -407,10 +414,11 @@ def _starts(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, StartJson]:
         name: {
             "tests": {key: _found(test.start_rank[name], test) for key, test in tests.items()},
             "less": {
-                key: paired_difference(test.start_rank["realm"], test.start_rank[name])
+                key: paired_difference(test.start_rank[beside(name)], test.start_rank[name])
                 for key, test in tests.items()
-                if "realm" in names and name != "realm"
+                if beside(name) in names and name != "realm"
             },
+            "beside": beside(name),
             "facts": facts.get(name),
         }
         for name in names
@@ -438,8 +446,8 @@ def facts_of(plan: TablePlan) -> dict[str, FactsJson]:
     return {
         name: {
             "retrieved": _retrieved(rank_SN),
-            "less": paired_difference(rank["realm"], rank_SN)
-            if "realm" in rank and name != "realm"
+            "less": paired_difference(rank[beside(name)], rank_SN)
+            if beside(name) in rank and name != "realm"
             else None,
         }
         for name, rank_SN in rank.items()

@@ -407,13 +407,34 @@ def test_one_difference_from_realm_is_over_the_answerable_questions_only(answera
     f1 = {name: found.astype(float) for name, found in right.items()}
     test = results._Test([], right, f1, {}, {}, np.array(answerable) == 1)
     tested = {
-        name: results._tested(name, test, test.answerable_N, [Prediction("1", "?", "")]) for name in right
+        name: results._tested(name, "realm", test, test.answerable_N, [Prediction("1", "?", "")])
+        for name in right
     }
     found = {name: [one[key] for key in ("less", "less_answerable")] for name, one in tested.items()}
     assert found["realm"] == [None, None]
     (every, some) = (one and (one["only_a"], one["only_b"], one["points"], one["p"]) for one in found["t5"])
     assert every == (3, 1, 40.0, 0.625)  # 2 (1 + 4) (1/2)^4
     assert some == wanted
+
+
+def test_random_masks_are_compared_with_realm_without_injected_positives(tmp_path) -> None:
+    own = replace(plan(TABLE_2, rows=("realm", "random-spans")), folder=tmp_path)
+    assert list(own.rows()) == ["realm", "no-injected", "random-spans"]
+    assert {"masking=span", "injected=0"} <= set(own.start_settings("random-spans", 0))
+    (tmp_path / "reports").mkdir()
+    hits = {"bm25": 0, "encoder": 0, "ict": 1, "realm": 4, "no-injected": 3, "random-spans": 2}
+    for name, found in hits.items():
+        outcomes = [{"passage": f"p{place}", "rank": int(place < found)} for place in range(4)]
+        write_json(tmp_path / "reports" / f"probe-{name}.json", {"outcomes": outcomes})
+    less = {name: one["less"] and one["less"]["points"] for name, one in results.facts_of(own).items()}
+    assert less == {
+        "bm25": 100,
+        "encoder": 100,
+        "ict": 75,
+        "realm": None,
+        "no-injected": 25,
+        "random-spans": 25,
+    }
 
 
 def test_a_pattern_is_seen_if_a_training_answer_as_it_was_written_matches() -> None:

@@ -343,9 +343,9 @@ def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
     }
     assert changed == {
         "realm": set(),
-        "random-masks": {"masking"},
-        "bert-masks": {"masking"},
-        "random-spans": {"masking"},
+        "random-masks": {"masking", "injected"},
+        "bert-masks": {"masking", "injected"},
+        "random-spans": {"masking", "injected"},
         "stale": {"refresh"},
         "no-null": {"null_passage"},
         "own-passage": {"exclude_own"},
