@@ -196,7 +196,8 @@ def _ablate(args: argparse.Namespace) -> None:
 
 
 def _table(args: argparse.Namespace, title: str) -> None:
-    if missing := [name for name in ("farmhash", "matplotlib", "transformers") if find_spec(name) is None]:
+    needed = ("farmhash", "matplotlib", "scipy", "transformers")
+    if missing := [name for name in needed if find_spec(name) is None]:
         raise InputError(
             f"realm {args.called} needs {' and '.join(missing)}: pip install 'realm-lm[compare]'"
         )

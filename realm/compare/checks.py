@@ -17,6 +17,7 @@ from realm.qa.predictions import in_order, read_predictions
 from realm.qa.question_files import read_questions
 from realm.qa.scoring.significance import paired_difference, percent
 from realm.qa.scoring.tables import difference
+from realm.systems.knn_lm import PREDICTED_BY
 
 PARTS = ("all", "answerable", "seen", "unseen")
 """Parts of the questions of a test, as in `Tested`."""
@@ -97,10 +98,11 @@ def scores_of(report: TableJson, parts: Sequence[str] = PARTS) -> dict[str, floa
     for name, facts in measured_facts(report).items():
         scores |= _passage_scores(f"start {name}, masked facts", {"all": facts["retrieved"]}, parts)
     if predicted := report.get("masked_facts"):
-        for how in ("model", "knn_lm", "realm"):
-            scores[f"masked facts, {how}, spans"] = predicted[how]["span_accuracy"]
+        by = {how: cast(Mapping[str, Any], predicted)[how] for how in PREDICTED_BY if how in predicted}
+        for how, one in by.items():
+            scores[f"masked facts, {how}, spans"] = one["span_accuracy"]
             for part in ("nats", "nats_found", "nats_missed"):
-                if (nats := cast(Mapping[str, float | None], predicted[how]).get(part)) is not None:
+                if (nats := one.get(part)) is not None:
                     scores[f"masked facts, {how}{part.removeprefix('nats').replace('_', ', ')}{NATS}"] = nats
     return scores
 

@@ -29,7 +29,7 @@ from realm.qa.scoring.significance import (
     percent,
     wilson_interval,
 )
-from realm.systems.knn_lm import KnnJson, Predicted
+from realm.systems.knn_lm import PREDICTED_BY, KnnJson, Predicted
 from realm.systems.system import WEIGHTS, is_system, read_system
 from realm.train.metrics import METRICS
 
@@ -462,9 +462,7 @@ def _read_knn(file: Path) -> KnnJson:
     """
     found = read_json(file)
     try:
-        whole = all(
-            Predicted.__required_keys__ <= found[name].keys() for name in ("model", "knn_lm", "realm")
-        )
+        whole = all(Predicted.__required_keys__ <= found[name].keys() for name in PREDICTED_BY)
     except (AttributeError, KeyError, TypeError):
         whole = False
     if not whole or not KnnJson.__required_keys__ <= found.keys():

@@ -1,9 +1,10 @@
 """Chooses the candidates of masked queries from search results, and makes the tensors of a pre-training step.
 
 Two rules apply. The null passage is always candidate 0. The passage from which the query was cut, and every passage that
-repeats the text of the query, is never a candidate, unless `exclude_own` is False. In addition, positives can be injected:
-passages in which the masked span was tagged become candidates. Injected positives are for readers and batches that are too
-small to find positives by chance. Passages that BM25 finds can be candidates too.
+repeats the text of the query, is never a candidate, unless `exclude_own` is False. If a sentence is in so many passages that
+too few others are found, such as a notice below every text, null passages take their places. In addition, positives can be
+injected: passages in which the masked span was tagged become candidates. Injected positives are for readers and batches that
+are too small to find positives by chance. Passages that BM25 finds can be candidates too.
 
 Axis letters: B queries, K candidates including the null passage, M masked tokens, U distinct passages, T tokens.
 """
@@ -28,15 +29,24 @@ from realm.tokens.tokenizer import Tokenizer
 
 CANDIDATES = 8
 """Number of passages that a model reads for a query in measurements, including the null passage, as in pre-training."""
+DEEPEST = 1024
+"""Largest number of hits that are looked at for a query whose text most of its hits repeat."""
 
 
 class Candidates(NamedTuple):
     """The candidates of each query, and the excluded passages."""
 
     number_BK: np.ndarray
-    """Passage numbers; column 0 is the null passage."""
+    """Passage numbers. Column 0 is the null passage, which also takes the last columns of a query with too few passages."""
     excluded: list[np.ndarray]
     """Per query, the passage of the query and the retrieved passages that repeat the text of the query."""
+
+    def not_in_rest(self) -> list[np.ndarray]:
+        """Per query, its candidates and its excluded passages: all other passages are the unretrieved ones."""
+        return [
+            np.union1d(out, row[row != NULL_PASSAGE])
+            for out, row in zip(self.excluded, self.number_BK, strict=True)
+        ]
 
 
 class RetrievalBatch(NamedTuple):
@@ -97,6 +107,8 @@ def choose_candidates(
         InputError: the corpus is too small to give every query its candidates.
     """
     wanted, kept = rule.count - 1, rule.count - 1 - rule.injected - rule.bm25
+    if len(index) - int(rule.same_corpus and rule.exclude_own) < wanted:
+        raise InputError(f"{len(index)} passages are too few: {rule.count} candidates per query need more")
     found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))] * len(
         queries
     )
@@ -106,12 +118,10 @@ def choose_candidates(
         for place, row in enumerate(short):
             found[row] = _allowed(queries[row], number_BK[place], knowledge, rule)
         short = [row for row in short if len(found[row][0]) < wanted]
-        if depth >= len(index) or not distributed.any_rank(bool(short)):
+        if depth >= min(len(index), DEEPEST) or not distributed.any_rank(bool(short)):
             break
         # Many hits repeat the text of a query, so more hits are needed. All ranks search, because they may share an index.
-        depth *= 4
-    if short:
-        raise InputError(f"{len(index)} passages are too few: {rule.count} candidates per query need more")
+        depth = min(4 * depth, DEEPEST)
     numbers = [hit[:wanted] for hit, _ in found]
     excluded = [out for _, out in found]
     more: list[tuple[np.ndarray, int]] = []
@@ -132,8 +142,10 @@ def choose_candidates(
             chosen += [n for n in allowed.tolist() if n not in chosen][:most]
         fill = [n for n in hits[kept:].tolist() if n not in chosen]
         numbers[row] = np.array([*chosen, *fill][:wanted], dtype=np.int64)
-    chosen_BK = np.stack([np.concatenate([[NULL_PASSAGE], chosen]) for chosen in numbers])
-    return Candidates(chosen_BK.astype(np.int64), excluded)
+    chosen_BK = np.full((len(queries), rule.count), NULL_PASSAGE, dtype=np.int64)
+    for row, chosen in enumerate(numbers):
+        chosen_BK[row, 1 : 1 + len(chosen)] = chosen
+    return Candidates(chosen_BK, excluded)
 
 
 @torch.no_grad()

@@ -49,15 +49,17 @@ class ReadingJson(TypedDict):
     """Quality of the predictions of the reader with retrieved passages."""
 
     span_accuracy: float
-    """Percentage of spans of which every wordpiece is predicted; probabilities are marginalised over the candidates."""
+    """Percentage of spans of which every wordpiece is predicted; probabilities are marginalised over the hits and the null
+    passage."""
     span_accuracy_without: float
     """Percentage of spans of which every wordpiece is predicted with the null passage as the only candidate."""
     retrieval_utility: float
     """Gain in log-likelihood over the null passage, in nats per masked wordpiece."""
     null_probability: float
-    """Mean p(z|x) of the null passage among the candidates."""
+    """Mean p(z|x) of the null passage among the hits."""
     positive_gap: float
-    """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span."""
+    """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span. Up
+    to two passages are read for this value alone, because they contain the span."""
 
 
 class ProbeJson(ReadingJson):
@@ -185,6 +187,10 @@ def _rank(query: MaskedQuery, number_K: np.ndarray, tokens: PassageTokens, depth
     return 0 if rank == depth else None
 
 
+INJECTED = 2
+"""Largest number of passages that are read, in addition to the hits, because they contain the masked span."""
+
+
 @torch.no_grad()
 def read_queries(
     model: Model,
@@ -196,8 +202,13 @@ def read_queries(
     *,
     at_once: int = 16,
 ) -> ReadingJson:
-    """Predicts the span of each query from its candidates, up to two of which are injected positives, and without passages."""
-    rule = CandidateRule(CANDIDATES, same_corpus=True, injected=2)
+    """Predicts the span of each query from its hits and without passages, and measures the gain from hits and from positives.
+
+    Raises:
+        InputError: the corpus has too few passages.
+    """
+    hits = min(CANDIDATES, max(2, len(index) - INJECTED))  # with the null passage; a small corpus has fewer
+    rule = CandidateRule(hits + INJECTED, same_corpus=True, injected=INJECTED)
     right_with: list[bool] = []
     right_without: list[bool] = []
     gains: dict[bool, list[float]] = {True: [], False: []}
@@ -218,7 +229,8 @@ def read_queries(
             target_P = batch.target_BM[row_P, masked_P]
             logp_BKM = torch.zeros(*score_BK.shape, batch.mask_BM.shape[1], device=score_BK.device)
             logp_BKM[row_P, :, masked_P] = logp_PKV[torch.arange(len(row_P)), :, target_P]
-            marginal_PV = (score_BK.log_softmax(dim=1)[row_P][:, :, None] + logp_PKV).logsumexp(dim=1)
+            prior_PK = score_BK[:, :hits].log_softmax(dim=1)[row_P]
+            marginal_PV = (prior_PK[:, :, None] + logp_PKV[:, :hits]).logsumexp(dim=1)
             for predicted_P, right in (
                 (marginal_PV.argmax(dim=1), right_with),
                 (logp_PKV[:, 0].argmax(dim=1), right_without),
@@ -227,13 +239,15 @@ def read_queries(
                     0, row_P, (predicted_P != target_P).float()
                 )
                 right.extend((wrong_B == 0).tolist())
-            utility += retrieval_utility(score_BK, logp_BKM, batch.mask_BM).item() * len(row_P)
+            found = retrieval_utility(score_BK[:, :hits], logp_BKM[:, :hits], batch.mask_BM)
+            utility += found.item() * len(row_P)
             pieces += len(row_P)
-            null += score_BK.softmax(dim=1)[:, 0].sum().item()
+            null += score_BK[:, :hits].softmax(dim=1)[:, 0].sum().item()
             gain_BK = passage_utility(logp_BKM, batch.mask_BM).tolist()
             for row, query in enumerate(part):
-                for column, number in enumerate(chosen.number_BK[row][1:], start=1):
-                    gains[holds(tokens.body.row(number), query.targets)].append(gain_BK[row][column])
+                for number, gain in zip(chosen.number_BK[row], gain_BK[row], strict=True):
+                    if number != NULL_PASSAGE:
+                        gains[holds(tokens.body.row(number), query.targets)].append(gain)
             bar.update(len(part))
     return {
         "span_accuracy": 100 * _mean(right_with),

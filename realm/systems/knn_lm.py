@@ -113,7 +113,19 @@ class KnnJson(TypedDict):
     """Predictions without passages and without neighbours."""
     knn_lm: Predicted
     realm: Predicted
-    """Predictions with retrieved passages."""
+    """Predictions with retrieved passages; p(z|x) is a softmax over these passages and the null passage."""
+    realm_index: Predicted
+    """The same, with a softmax over all passages of the index, as in training with `normalise = "index"`. A passage that was
+    not retrieved counts as the null passage. A report in docs/tables can lack this key."""
+
+
+PREDICTED_BY = {
+    "model": "the model alone",
+    "knn_lm": "kNN-LM",
+    "realm": "REALM",
+    "realm_index": "REALM, softmax over the index",
+}
+"""Key of `KnnJson` -> label in the table."""
 
 
 class Datastore(NamedTuple):
@@ -336,7 +348,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
     )
     lm_PV, found = _read(model, kb.tokens, store, test, config)
     knn_PV = knn_probability(found, temperature, lm_PV.shape[1])
-    realm_PV, found_Q = realm_probability(model, kb.tokens, index, test, config)
+    realm_PV, realm_index_PV, found_Q = realm_probability(model, kb.tokens, index, test, config)
     right_Q = spans_predicted(realm_PV, test)
     report: KnnJson = {
         "n": len(test),
@@ -347,6 +359,7 @@ def measure(kb: KnowledgeBase, model_path: str, folder: Path, config: KnnConfig)
         "model": _scored(lm_PV, test, found_Q, right_Q),
         "knn_lm": _scored(mix(lm_PV, knn_PV, weight), test, found_Q, right_Q),
         "realm": _scored(realm_PV, test, found_Q),
+        "realm_index": _scored(realm_index_PV, test, found_Q, right_Q),
     }
     write_json(folder / "report.json", report)
     return report
@@ -380,10 +393,15 @@ def realm_probability(
     index: PassageIndex,
     queries: Sequence[MaskedQuery],
     config: KnnConfig,
-) -> tuple[Tensor, np.ndarray]:
-    """p(w|x) at all masked positions, which is the sum of p(z|x) p(w|z,x) over retrieved passages -> [P, V]; and for each query
-    whether a retrieved passage contains the masked span -> bool [Q]."""
-    rule, parts = CandidateRule(CANDIDATES, same_corpus=True), []
+) -> tuple[Tensor, Tensor, np.ndarray]:
+    """p(w|x) at all masked positions, and for each query whether a retrieved passage contains the masked span -> bool [Q].
+
+    p(w|x) is the sum of p(z|x) p(w|z,x) over retrieved passages -> [P, V]; and the same sum with p(z|x) over the whole index,
+    in which a passage that was not retrieved has the p(w|z,x) of the null passage -> [P, V].
+    """
+    rule = CandidateRule(CANDIDATES, same_corpus=True)
+    read_parts: list[Tensor] = []
+    index_parts: list[Tensor] = []
     found: list[bool] = []
     with (
         evaluating(model.reader, model.embedder),
@@ -404,10 +422,19 @@ def realm_probability(
                 _, score_BK = model.embedder.score(batch.queries, batch.passages, batch.place_BK)
                 logp_PKV = model.reader.vocabulary_logp(batch.joint, batch.position_BM, batch.mask_BM)
             row_P, _ = batch.mask_BM.nonzero(as_tuple=True)
-            prior_PK = score_BK.float().log_softmax(dim=1)[row_P]
-            parts.append((prior_PK[:, :, None] + logp_PKV).logsumexp(dim=1).exp().cpu())
+            rest_B1 = index.rest_logsumexp(query_BD, chosen.not_in_rest())[:, None].to(score_BK.device)
+            for parts, score_BE, logp_PEV in (
+                (read_parts, score_BK.float(), logp_PKV),
+                (
+                    index_parts,
+                    torch.cat([score_BK.float(), rest_B1], dim=1),
+                    torch.cat([logp_PKV, logp_PKV[:, :1]], dim=1),
+                ),
+            ):
+                prior_PE1 = score_BE.log_softmax(dim=1)[row_P][:, :, None]
+                parts.append((prior_PE1 + logp_PEV).logsumexp(dim=1).exp().cpu())
             bar.update(len(part))
-    return torch.cat(parts), np.array(found)
+    return torch.cat(read_parts), torch.cat(index_parts), np.array(found)
 
 
 def _targets(queries: Sequence[MaskedQuery]) -> Tensor:
@@ -450,14 +477,14 @@ def _scored(
 
 def table(report: KnnJson) -> list[list[str]]:
     """The report as rows of cells; the first row is the heading."""
-    named = (("the model alone", "model"), ("kNN-LM", "knn_lm"), ("REALM", "realm"))
+    named = {key: label for key, label in PREDICTED_BY.items() if key in report}
     heading = ["whole spans predicted, %", "REALM minus row", "nats per wordpiece"]
     parts = [key for key in ("nats_found", "nats_missed") if key in report["realm"]]
     if parts:
         found, missed = report["found"], 100 - report["found"]
         heading += [f"nats, span retrieved ({found:.1f} %)", f"nats, others ({missed:.1f} %)"]
     rows = [[f"{report['n']:,} masked facts", *heading]]
-    for label, key in named:
+    for key, label in named.items():
         one: Predicted = report[key]  # type: ignore[literal-required]
         low, high = one["span_accuracy_ci95"]
         less = "-" if one["less"] is None else difference(one["less"])

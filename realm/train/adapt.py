@@ -235,7 +235,8 @@ class Judge:
                 for query, row in zip(queries, chosen.number_BK, strict=True)
             ]
         )
-        helped = np.flatnonzero(reads_BK[:, 1:].any(axis=1))
+        read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
+        helped = np.flatnonzero(read_BK.any(axis=1))
         if len(helped) == 0:
             return []
         if by_reader:
@@ -244,7 +245,6 @@ class Judge:
             )
         else:
             gain_BK = np.full((len(helped), READ + 1), POSITIVE_GAIN, dtype=np.float32)
-        read_BK = reads_BK & (chosen.number_BK != NULL_PASSAGE)
         return [
             Judged(
                 state_H,

@@ -54,7 +54,7 @@ from realm.search.bm25 import Bm25Index
 from realm.search.exact import PassageIndex
 from realm.search.stored_bm25 import load_or_build_bm25
 from realm.store.knowledge_base import KnowledgeBase, PassageTokens
-from realm.tokens.layouts import Tokens
+from realm.tokens.layouts import NULL_PASSAGE, Tokens
 from realm.tokens.tokenizer import Tokenizer
 from realm.train.health import GATE_LIMIT, HealthConfig, HealthWatch
 from realm.train.ict import ClozeRule, cloze_vectors
@@ -330,8 +330,7 @@ def unretrieved_logsumexp(
     """Log of the sum of exp(score) over all passages that are not candidates -> [B]; None with `normalise = "candidates"`."""
     if config.normalise == "candidates":
         return None
-    left_out = [np.union1d(out, row[1:]) for out, row in zip(chosen.excluded, chosen.number_BK, strict=True)]
-    return index.rest_logsumexp(query_BD, left_out)
+    return index.rest_logsumexp(query_BD, chosen.not_in_rest())
 
 
 def loss_entries(
@@ -456,9 +455,9 @@ def _entity_table(
     gain_BK = np.zeros(number_BK.shape, dtype=np.float32)
     for row, query in enumerate(queries):
         for column, number in enumerate(number_BK[row][1:], start=1):
-            gain_BK[row, column] = (
-                POSITIVE_GAIN if holds(knowledge.body.row(number), query.targets) else NEGATIVE_GAIN
-            )
+            if number != NULL_PASSAGE:
+                is_positive = holds(knowledge.body.row(number), query.targets)
+                gain_BK[row, column] = POSITIVE_GAIN if is_positive else NEGATIVE_GAIN
     per_token_B1 = mask_BM / mask_BM.sum(dim=1, keepdim=True).clamp_min(1)
     null_logp = -POSITIVE_GAIN
     return (torch.from_numpy(gain_BK).to(mask_BM.device)[:, :, None] + null_logp) * per_token_B1[:, None, :]

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from realm.errors import InputError
+from realm.masking import candidates
 from realm.masking.candidates import CandidateRule, choose_candidates, read_inputs
 from realm.masking.masked_queries import MaskedQuery, MaskingRule, SpanIndex, draw_queries, repeats_text
 from realm.search.exact import MipsIndex
@@ -134,6 +135,28 @@ def test_corpus_that_is_too_small_is_one_line() -> None:
     assert choose_candidates(
         [query()], vector, index, knowledge, CandidateRule(3, True)
     ).number_BK.tolist() == [[-1, 1, 2]]
+
+
+@pytest.mark.parametrize("injected", [0, 1])
+def test_a_sentence_of_nearly_every_passage_gets_null_passages_in_place_of_those_that_repeat_it(
+    injected, monkeypatch
+) -> None:
+    bodies = [np.concatenate([other(i, 5), SENTENCE]) for i in range(30)] + [other(40), other(41)]
+    index, vector = ranked(32)
+    asked = (
+        [query()],
+        vector,
+        index,
+        corpus(bodies),
+        CandidateRule(5, True, injected),
+        SpanIndex(corpus(bodies)),
+    )
+    chosen = choose_candidates(*asked)
+    assert chosen.number_BK.tolist() == [[NULL_PASSAGE, 30, 31, NULL_PASSAGE, NULL_PASSAGE]]
+    assert chosen.excluded[0].tolist() == list(range(30))
+    assert chosen.not_in_rest()[0].tolist() == list(range(32))
+    monkeypatch.setattr(candidates, "DEEPEST", 12)  # the first search finds 12 hits
+    assert choose_candidates(*asked).number_BK.tolist() == [[NULL_PASSAGE] * 5]
 
 
 def test_rules_hold_for_every_query_of_a_real_corpus(tiny_kb) -> None:

@@ -148,7 +148,7 @@ def test_recall_is_the_percentage_of_ranks_within_k() -> None:
 
 
 def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries, monkeypatch) -> None:
-    monkeypatch.setattr("realm.qa.probe.CANDIDATES", 5)
+    monkeypatch.setattr("realm.qa.probe.CANDIDATES", 3)
     tokens, spans = tiny_kb.tokens, SpanIndex(tiny_kb.tokens)
     vectors = embed_queries(model, queries)
     report = read_queries(model, queries, vectors, index, tokens, spans, at_once=4)
@@ -168,12 +168,14 @@ def test_reading_report_is_that_of_a_plain_loop(tiny_kb, model, index, queries, 
                 logits = plain(joint.ids_BT, token_type_ids=joint.segments_BT).logits[0]
                 rows.append(logits[query.positions + 1].log_softmax(-1))
         logp_KMV = torch.stack(rows)
-        marginal_MV = (prior[:, None, None] + logp_KMV).logsumexp(0)
+        # The two injected positives only count for the gap.
+        prior = prior[:3].log_softmax(0)
+        marginal_MV = (prior[:, None, None] + logp_KMV[:3]).logsumexp(0)
         target = torch.from_numpy(query.targets.astype(np.int64))
         right.append(bool((marginal_MV.argmax(-1) == target).all()))
         right_without.append(bool((logp_KMV[0].argmax(-1) == target).all()))
         token_KM = logp_KMV[:, torch.arange(len(target)), target]
-        utility += ((prior[:, None] + token_KM).logsumexp(0) - token_KM[0]).tolist()
+        utility += ((prior[:, None] + token_KM[:3]).logsumexp(0) - token_KM[0]).tolist()
         null.append(prior[0].exp().item())
         for number, gain in zip(numbers[1:], (token_KM.sum(1) - token_KM[0].sum())[1:].tolist(), strict=True):
             gains[holds(tokens.body.row(number), query.targets)].append(gain)

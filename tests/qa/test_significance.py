@@ -1,4 +1,3 @@
-import itertools
 import math
 from collections import Counter
 
@@ -13,6 +12,7 @@ from realm.qa.scoring.significance import (
     mcnemar,
     paired_bootstrap,
     paired_difference,
+    seeds_difference,
     wilson_interval,
 )
 
@@ -63,22 +63,48 @@ def test_paired_bootstrap_repeats_with_its_seed_and_sees_no_difference_in_equals
     assert paired_bootstrap([1] * 9, [0] * 9, samples=999).p == pytest.approx(2 / 1000)
 
 
-def test_paired_bootstrap_of_several_seeds_draws_seeds_too() -> None:
-    """Compared with all draws of three seeds, where the questions do not differ, and with the error of a sum of variances."""
-    point_S = np.array([1.0, 2.0, -4.0])
-    result = paired_bootstrap(np.repeat(point_S[:, None], 5, axis=1), np.zeros((3, 5)))
-    drawn = [sum(draw) / 3 for draw in itertools.product(point_S, repeat=3)]
-    assert result.mean == pytest.approx(point_S.mean())
-    assert (result.low, result.high) == pytest.approx((min(drawn), max(drawn)))
-    below, above = (sum(mean * sign >= -1e-9 for mean in drawn) / 27 for sign in (-1, 1))
-    assert result.p == pytest.approx(2 * min(below, above), abs=0.02)
-    generator = np.random.default_rng(2)
-    difference_SN = generator.normal(0, 0.01, (40, 1)) + generator.normal(0, 0.5, (1, 900))
-    result = paired_bootstrap(difference_SN, np.zeros_like(difference_SN), samples=4000)
-    error = math.hypot(
-        difference_SN.mean(axis=1).std() / math.sqrt(40), difference_SN.mean(axis=0).std() / math.sqrt(900)
+def test_several_seeds_that_agree_are_tested_like_one_and_equal_questions_like_a_number_for_each_seed() -> (
+    None
+):
+    """The two limits in which scipy's t tests are exact."""
+    generator = np.random.default_rng(4)
+    a_N, b_N, point_S = generator.random(50), generator.random(50), np.array([1.0, 2.0, -0.5, 1.5])
+    for value_SN, plain in (
+        (np.tile(a_N - b_N, (3, 1)), stats.ttest_rel(a_N, b_N)),
+        (np.repeat(point_S[:, None], 50, axis=1), stats.ttest_1samp(point_S, 0)),
+    ):
+        found = seeds_difference(value_SN, np.zeros_like(value_SN))
+        interval = plain.confidence_interval(0.95)
+        assert found == pytest.approx((value_SN.mean(), interval.low, interval.high, plain.pvalue))
+    nothing = np.ones((3, 5))
+    assert (
+        seeds_difference(nothing, nothing) == (0, 0, 0, 1) and seeds_difference(nothing, 0 * nothing).p == 0
     )
-    assert result.high - result.low == pytest.approx(2 * 1.96 * error, rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("of_seeds", "of_questions", "of_both", "most"),
+    [(0.0, 0.1, 0.5, 0.05), (0.0, 0.5, 0.1, 0.08), (0.02, 0.3, 0.3, 0.08), (0.1, 0.3, 0.1, 0.12)],
+)
+def test_chance_in_seeds_questions_and_single_outcomes_is_rarely_called_a_difference(
+    of_seeds, of_questions, of_both, most
+) -> None:
+    generator, below, error = np.random.default_rng(7), [], []
+    for _ in range(400):
+        noise = generator.normal(0, of_seeds, (3, 1)) + generator.normal(0, of_questions, (1, 300))
+        value_SN = noise + generator.normal(0, of_both, (3, 300))
+        found = seeds_difference(value_SN, np.zeros_like(value_SN))
+        below.append(found.p < 0.05)
+        error.append(found.mean)
+    assert np.mean(below) < most  # the shares of the docstring, and three standard errors of 400 tests
+    true = math.sqrt(of_seeds**2 / 3 + of_questions**2 / 300 + of_both**2 / 900)
+    assert np.std(error) == pytest.approx(true, rel=0.12)  # what the test claims to measure
+    assert np.mean(below) > 0.005
+
+
+def test_seeds_and_questions_must_be_several() -> None:
+    with pytest.raises(ValueError, match="1 seeds and 4 questions"):
+        seeds_difference(np.ones((1, 4)), np.ones((1, 4)))
 
 
 def test_one_seed_with_another_sign_makes_a_difference_insignificant() -> None:

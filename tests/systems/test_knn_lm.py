@@ -259,7 +259,7 @@ def test_realm_predicts_the_sum_over_passages(
 ) -> None:
     monkeypatch.setattr(knn_lm, "CANDIDATES", 4)
     index, some = complete_index(tiny_kb, model, str(tiny_model_folder)).index, queries[:4]
-    found_PV, found_Q = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, CONFIG)
+    read_PV, index_PV, found_Q = knn_lm.realm_probability(model, tiny_kb.tokens, index, some, CONFIG)
     place = 0
     for query, found in zip(some, found_Q, strict=True):
         chosen = choose_candidates(
@@ -283,9 +283,20 @@ def test_realm_predicts_the_sum_over_passages(
                 joint = joint_inputs([query.ids], [body], model.tokenizer, model.lengths)
                 rows = torch.zeros(len(query.targets), dtype=torch.int64)
                 likely.append(model.reader(joint, rows, torch.from_numpy(query.positions) + 1).exp())
+            apart = {query.passage, *chosen.number_BK[0].tolist(), *chosen.excluded[0].tolist()}
+            others = [number for number in range(len(tiny_kb)) if number not in apart]
+            rest = index.search_among(query_D[None], [np.array(others)], len(others)).score_BK[0]
         for share, one in zip(torch.tensor(scores).softmax(dim=0), likely, strict=True):
             total += share * one
-        np.testing.assert_allclose(found_PV[place : place + len(query.targets)], total, rtol=2e-3, atol=1e-6)
+        here = slice(place, place + len(query.targets))
+        np.testing.assert_allclose(read_PV[here], total, rtol=2e-3, atol=1e-6)
+        share_N = torch.cat([torch.tensor(scores), rest]).softmax(dim=0)
+        total = (1 - share_N[: len(likely)].sum()) * likely[
+            0
+        ]  # the null passage is read in place of all others
+        for share, one in zip(share_N, likely, strict=False):
+            total += share * one
+        np.testing.assert_allclose(index_PV[here], total, rtol=2e-3, atol=1e-6)
         place += len(query.targets)
 
 

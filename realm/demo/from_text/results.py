@@ -145,7 +145,7 @@ def _comparisons(report: FromTextReport) -> list[str]:
         rows.append([LABELS[other], *cells])
     return [
         *aligned(rows),
-        "(percentage points; in brackets: 95% interval; p: exact McNemar test, or paired bootstrap if there are several seeds)",
+        "(percentage points; in brackets: 95% interval; p: exact McNemar test; several seeds: t test over seeds and questions)",
     ]
 
 

@@ -86,51 +86,75 @@ def bootstrap_interval(
     >>> bootstrap_interval([0.5, 0.5, 0.5])
     (0.5, 0.5)
     """
-    value_SN = np.asarray(value_N, dtype=float)[None]
-    low, high = np.quantile(_resampled_means(value_SN, samples, seed), [0.025, 0.975])
+    low, high = np.quantile(_resampled_means(np.asarray(value_N, dtype=float), samples, seed), [0.025, 0.975])
     return float(low), float(high)
 
 
-def _resampled_means(value_SN: np.ndarray, samples: int, seed: int) -> np.ndarray:
-    """Means over as many seeds and as many questions, both drawn with replacement, `samples` times."""
-    seeds, n = value_SN.shape
+def _resampled_means(value_N: np.ndarray, samples: int, seed: int) -> np.ndarray:
+    """Means over as many questions, drawn with replacement, `samples` times."""
+    n = len(value_N)
     generator = np.random.default_rng(seed)
-    means: list[np.ndarray] = []
     chunk = max(1, 2**21 // n)  # samples at a time: 32 MiB
-    for start in range(0, samples, chunk):
-        size = min(chunk, samples - start)
-        question_CN = generator.integers(n, size=(size, n))
-        if seeds == 1:
-            means.append(value_SN[0, question_CN].mean(axis=1))
-        else:
-            share_CS = generator.multinomial(seeds, [1 / seeds] * seeds, size=size) / seeds
-            means.append(np.take_along_axis(share_CS @ value_SN, question_CN, axis=1).mean(axis=1))
-    return np.concatenate(means)
+    sizes = [min(chunk, samples - start) for start in range(0, samples, chunk)]
+    return np.concatenate([value_N[generator.integers(n, size=(size, n))].mean(axis=1) for size in sizes])
 
 
 def paired_bootstrap(
-    a_SN: Sequence[float] | np.ndarray,
-    b_SN: Sequence[float] | np.ndarray,
+    a_N: Sequence[float] | np.ndarray,
+    b_N: Sequence[float] | np.ndarray,
     *,
     samples: int = 10_000,
     seed: int = 0,
 ) -> Difference:
     """Paired bootstrap of the difference between the mean scores of two systems on the same questions.
 
-    The score of a question can be any number: 0 or 1, F1, or a reciprocal rank. Scores of several seeds are arrays of [S, N];
-    then a sample draws seeds too, so that the interval also shows the chance in the training. With a few seeds, this shows
-    less than the whole chance. Arrays of [N] have one seed.
-
-    The interval is the percentile interval. p is twice the smaller of two shares of the samples: the share with a mean of at
-    most 0, and the share with a mean of at least 0. p is at least 2 / (samples + 1).
+    The score of a question can be any number: 0 or 1, F1, or a reciprocal rank. The interval is the percentile interval. p is
+    twice the smaller of two shares of the samples: the share with a mean of at most 0, and the share with a mean of at least 0.
+    p is at least 2 / (samples + 1).
     """
-    a_SN, b_SN = _pair(a_SN, b_SN)
-    difference_SN = np.atleast_2d(a_SN - b_SN)
-    means = _resampled_means(difference_SN, samples, seed)
+    a_N, b_N = _pair(a_N, b_N)
+    means = _resampled_means(a_N - b_N, samples, seed)
     low, high = np.quantile(means, [0.025, 0.975])
     beyond = min((means <= 0).sum(), (means >= 0).sum())
     p = min(1.0, 2 * (int(beyond) + 1) / (samples + 1))
-    return Difference(float(difference_SN.mean()), float(low), float(high), p)
+    return Difference(float((a_N - b_N).mean()), float(low), float(high), p)
+
+
+def seeds_difference(a_SN: np.ndarray, b_SN: np.ndarray) -> Difference:
+    """The difference between the mean scores of two systems that were trained with several seeds, on the same questions.
+
+    The interval and the p value are about other seeds and other questions of the same kind: both are random effects. The
+    variance of the mean comes from the mean squares of a two-way table of seeds and questions, and its degrees of freedom
+    from Satterthwaite's formula (Clark 1973: F'; Owen 2007). The variance is not below that of the means over the seeds. In
+    simulations of equal systems with three seeds, p was below 0.05 in 3 to 8 % of the tests. A bootstrap that draws both
+    seeds and questions would count the chance of single outcomes about three times.
+
+    >>> [round(value, 3) for value in seeds_difference(np.eye(2, 4), np.zeros((2, 4)))]
+    [0.25, -0.209, 0.709, 0.182]
+    """
+    from scipy import stats  # an extra, because only tables with several seeds need it
+
+    a_SN, b_SN = _pair(a_SN, b_SN)
+    value_SN = a_SN - b_SN
+    seeds, questions = value_SN.shape
+    mean, mean_S, mean_N = float(value_SN.mean()), value_SN.mean(axis=1), value_SN.mean(axis=0)
+    free_S, free_N = seeds - 1, questions - 1
+    if not free_S or not free_N:
+        raise ValueError(f"{seeds} seeds and {questions} questions: two of each are needed")
+    of_seeds = questions * float(((mean_S - mean) ** 2).sum()) / free_S
+    of_questions = seeds * float(((mean_N - mean) ** 2).sum()) / free_N
+    left_SN = value_SN - mean_S[:, None] - mean_N + mean
+    left = float((left_SN**2).sum()) / (free_S * free_N)
+    variance, free = of_questions, float(free_N)
+    if of_seeds > left:
+        variance = of_questions + of_seeds - left
+        parts = ((of_seeds, free_S), (of_questions, free_N), (left, free_S * free_N))
+        free = variance**2 / sum(part**2 / free_part for part, free_part in parts)
+    error = math.sqrt(variance / value_SN.size)
+    if not error:
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    half = error * float(stats.t.ppf(0.975, free))
+    return Difference(mean, mean - half, mean + half, float(2 * stats.t.sf(abs(mean) / error, free)))
 
 
 class MeanDifference(TypedDict):
@@ -155,13 +179,16 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
     """Compares two systems by the share of queries with a hit in the top k. The arrays are ranks of first hits; 0: no hit.
 
     Arrays of [N] have one seed. If only system a has several seeds, each seed of system a is compared with the one seed of
-    system b. For one seed, p is computed by McNemar's exact test. The hits of several seeds depend on the same queries, so with
-    several seeds p is computed by the paired bootstrap, as is the interval.
+    system b. For one seed, p is computed by McNemar's exact test, and the interval by the paired bootstrap; for several seeds,
+    both by `seeds_difference`.
     """
     a_SN = np.atleast_2d(a_SN)
     hit_SN, other_SN = ((ranks >= 1) & (ranks <= k) for ranks in (a_SN, np.broadcast_to(b_SN, a_SN.shape)))
     pair = mcnemar(hit_SN.ravel(), other_SN.ravel())
-    difference = paired_bootstrap(100.0 * hit_SN, 100.0 * other_SN)
+    if len(hit_SN) == 1:
+        difference = paired_bootstrap(100.0 * hit_SN[0], 100.0 * other_SN[0])._replace(p=pair.p)
+    else:
+        difference = seeds_difference(100.0 * hit_SN, 100.0 * other_SN)
     points, low, high = (round(value, 3) for value in difference[:3])
     return {
         "k": k,
@@ -170,7 +197,7 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
         "high": high,
         "only_a": pair.only_a,
         "only_b": pair.only_b,
-        "p": pair.p if len(hit_SN) == 1 else difference.p,
+        "p": difference.p,
     }
 
 
