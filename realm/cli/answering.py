@@ -18,6 +18,7 @@ from realm.cli.arguments import (
     report_outcomes,
     say_where,
     settings,
+    wrapped,
 )
 from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
@@ -230,7 +231,7 @@ def _answer(args: argparse.Namespace) -> None:
         config = settings(args, pipeline.AnswerConfig)
         answerer = pipeline.Answerer.load(args.kb, args.model, config)
         (answer,) = answerer.answer_batch([args.question], args.method, where=args.where)
-    report(args, answer.to_json(), answer.lines())
+    report(args, answer.to_json(), list(map(wrapped, answer.lines())))
 
 
 def _fill(args: argparse.Namespace) -> None:

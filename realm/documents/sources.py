@@ -22,7 +22,7 @@ from realm.documents.remote import SCHEMES, addresses_of, is_pattern, is_remote,
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
-from realm.folders import VERSIONS
+from realm.folders import VERSIONS, what_it_is
 from realm.keys import KeyTable
 
 
@@ -191,6 +191,12 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
             for name in folders
             if not (name.startswith(".") or name in datasets) and Path(parent, name).resolve() not in left
         )
+        for name in list(folders):
+            # A workspace has its knowledge base in the folder "kb".
+            path = Path(parent, name)
+            if what := what_it_is(path) or (what_it_is(path / "kb") and "a workspace"):
+                folders.remove(name)
+                found.append(Unreadable(path, Reason.OWN, f"{path} is {what}"))
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # the link may lead to a folder that contains the link
                 found.append(Unreadable(path, Reason.LINK, f"{path}: links to folders are not followed"))
@@ -198,7 +204,9 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
             _file(Path(parent, name)) for name in sorted([*names, *datasets]) if not name.startswith(".")
         ]
     passed = [
-        one for one in found if isinstance(one, Unreadable) and one.reason in (Reason.TYPE, Reason.LINK)
+        one
+        for one in found
+        if isinstance(one, Unreadable) and one.reason in (Reason.TYPE, Reason.LINK, Reason.OWN)
     ]
     if len(passed) == len(found):
         others = count_kinds(passed)

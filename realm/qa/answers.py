@@ -89,11 +89,13 @@ class Answer(Span):
     passage: RankedPassage
 
     def lines(self, words: str = "") -> list[str]:
-        """Lines for a terminal: the answer with `words` before its probability, the title of the passage, and the evidence."""
+        """Lines for a terminal: the answer with `words` before its probability, the title, rank and file of the passage, and
+        the evidence."""
         said = ", ".join(filter(None, (words, f"probability {self.probability:.2f}")))
+        file = self.passage.fields.get("path")
         return [
             f"{' '.join(self.text.split())}   ({said})",
-            f"    {self.passage.name}, passage {self.passage.rank}",
+            f"    {self.passage.name}, rank {self.passage.rank}" + (f", {file}" if file else ""),
             f"    {self.evidence()}",
         ]
 

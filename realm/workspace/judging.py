@@ -148,7 +148,7 @@ def verdict(differences: Mapping[str, PairedDifference]) -> tuple[bool, str]:
     if worse:
         return False, f"the adapted model is worse on {' and '.join(worse)}"
     if not better:
-        return False, f"the adapted model is not better on {' or '.join(differences)}"
+        return False, f"the adapted model is not significantly better on {' or '.join(differences)}"
     others = [name for name in differences if name not in better]
     kept = f"the adapted model is better on {' and '.join(better)}"
     return True, kept + "".join(f" and not worse on {name}" for name in others)

@@ -111,6 +111,21 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         )
 
 
+def test_a_workspace_a_knowledge_base_and_a_model_in_a_folder_are_left_out_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    for made, inside in (("ws", "kb/passages.lance"), ("old", "passages.lance"), ("m", "encoder")):
+        (tmp_path / made / inside).mkdir(parents=True)
+        (tmp_path / made / "README.md").write_text("A model.")
+    (tmp_path / "m" / "realm.json").write_text("{}")
+    documents, report = read(tmp_path)
+    assert [d.text for d in documents] == ["A town."]
+    assert [one.problem for one in report.left_out] == [
+        f"{tmp_path}/m is a model",
+        f"{tmp_path}/old is a knowledge base",
+        f"{tmp_path}/ws is a workspace",
+    ]
+
+
 @pytest.mark.parametrize(
     "name", ["lines.jsonl", "empty.md", "program.txt", "page.html", "table.parquet", "circle.txt"]
 )

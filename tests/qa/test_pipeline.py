@@ -210,7 +210,10 @@ def test_a_terminal_has_the_words_of_the_page_beside_the_probability(probability
     best = Answer("1492", 1.0, probability, 18, 22, passage)
     other, unlikely = replace(best, text="It", probability=0.1), replace(best, text="in", probability=0.01)
     found = Answers("?", [best, other, unlikely], AnsweringIndex(1, 0), {}, [], None, found=True)
-    first, _, evidence, *rest = found.lines()
+    first, place, evidence, *rest = found.lines()
+    assert place == "    Arden, rank 1"
+    (_, place, _) = replace(best, passage=replace(passage, fields={"path": "docs/towns.md"})).lines()
+    assert place == "    Arden, rank 1, docs/towns.md"
     assert first == f"1492   ({words}, probability {probability:.2f})" and "in [[1492]]." in evidence
     assert rest[0] == "It   (probability 0.10)" and len(rest) == 3
     page = (Path(realm.__file__).parent / "serve" / "page" / "words.js").read_text().lower()

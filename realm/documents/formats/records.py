@@ -31,6 +31,7 @@ class Reason(StrEnum):
     NAME = "with a name that is not UTF-8"
     TYPE = "of a type that is not read"
     LINK = "links to folders"
+    OWN = "folders that realm made"
     REDIRECT = "redirects"
     DISAMBIGUATION = "disambiguation pages"
     LISTS = "lists, indexes and outlines"
@@ -42,6 +43,7 @@ EXPECTED = frozenset(
     (
         Reason.TYPE,
         Reason.LINK,
+        Reason.OWN,
         Reason.REDIRECT,
         Reason.DISAMBIGUATION,
         Reason.LISTS,
