@@ -249,7 +249,12 @@ def split(
     document: Document, annotations: Annotations, config: KnowledgeBaseConfig, sentences: SentenceTokenizer
 ) -> list[Passage]:
     """The passages of a document."""
-    cut = Cut(config.passage_tokens, config.passage_overlap, whole=config.cut == "documents")
+    cut = Cut(
+        config.passage_tokens,
+        config.passage_overlap,
+        whole=config.cut == "documents",
+        rows=config.cut == "rows",
+    )
     return split_document(document, annotations, sentences.count, cut)
 
 

@@ -19,6 +19,9 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
 
 
+Cuts = Literal["sentences", "rows", "headings", "documents"]
+
+
 @dataclass(frozen=True)
 class PassagesConfig:
     """How passages are made from documents."""
@@ -26,11 +29,12 @@ class PassagesConfig:
     tagger: str = "realm"
     """Tagger that finds sentences, names and dates: realm, spacy:MODEL, hf:MODEL, or rules (dates only); "" for converted
     passages without tags."""
-    cut: Literal["sentences", "headings", "documents"] = "sentences"
-    """Where passages begin. "sentences": a passage has as many sentences as fit. "headings": a passage also begins at each
-    heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings. "documents": each document,
-    such as a record of JSON Lines, is one passage; models read only the first `passage_tokens` wordpieces of a longer
-    passage."""
+    cut: Cuts = "sentences"
+    """Where passages begin. "sentences": a passage has as many sentences as fit. "rows": the same, but each row of a table
+    with column names is a passage of its own, so that a model does not confuse it with the rows around it. "headings": a
+    passage also begins at each heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings.
+    "documents": each document, such as a record of JSON Lines, is one passage; models read only the first `passage_tokens`
+    wordpieces of a longer passage."""
     passage_overlap: int = 0
     """Largest number of wordpieces that a passage repeats from the end of the previous passage; only whole sentences are
     repeated."""
@@ -147,9 +151,14 @@ class Cut(NamedTuple):
     repeated."""
     whole: bool = False
     """True: each section, or each document without sections, is one passage of any length."""
+    rows: bool = False
+    """True: each row of a table with column names (`ROW`) is a passage of its own."""
 
 
 BLOCKS = Cut()
+_NAMED = r"[^:;\n]{1,100}: [^;\n]*"
+ROW = re.compile(rf"^{_NAMED}(?:; {_NAMED})+[.!?]$", re.MULTILINE)
+"""A line with a row of a table, as the readers of formats write it: "Country: France; Capital: Paris."."""
 
 
 def split_document(
@@ -176,10 +185,16 @@ def split_document(
     ):
         title_tokens = min(count_tokens([section.title])[0], cut.max_tokens // 2)
         budget = sys.maxsize if cut.whole else cut.max_tokens - 3 - title_tokens
-        inside = starts[bisect_right(starts, section.start) : bisect_left(starts, end)]
-        pieces = _pieces(document.text, [section.start, *inside, end], count_tokens, budget)
-        blocks = _pack(pieces, budget, cut.overlap)
-        passages += [_passage(document, section.title, annotations.spans, block) for block in blocks]
+        rows = [found.span() for found in ROW.finditer(document.text, section.start, end)] if cut.rows else []
+        parts = sorted({section.start, end, *(place for row in rows for place in row)})
+        for part in pairwise(parts):
+            first, last = (
+                (0, 0) if part in rows else (bisect_right(starts, part[0]), bisect_left(starts, part[1]))
+            )
+            bounds = [part[0], *starts[first:last], part[1]]
+            pieces = _pieces(document.text, bounds, count_tokens, budget)
+            blocks = _pack(pieces, budget, cut.overlap)
+            passages += [_passage(document, section.title, annotations.spans, block) for block in blocks]
     return passages
 
 

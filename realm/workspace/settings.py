@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from realm.errors import at_least
-from realm.text.corpus import PassagesConfig
+from realm.text.corpus import Cuts, PassagesConfig
 
 EVERY = 2.0
 """Seconds from one check of the files by a watcher to the next."""
@@ -15,6 +15,7 @@ SETTLE = 2.0
 class FitConfig(PassagesConfig):
     """Settings of a fit."""
 
+    cut: Cuts = "rows"
     start: str = "package:realm-small"
     """The start model, which is adapted to the documents: a folder, package:NAME or hf:OWNER/NAME."""
     minutes: float = 10.0

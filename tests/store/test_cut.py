@@ -31,6 +31,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("docs/a.md").write_text(MARKDOWN)
     record = {"title": "Long", "text": "It has a sentence. " * 12, "year": 2020}
     Path("docs/b.jsonl").write_text(json.dumps(record) + "\n")
+    Path("docs/c.csv").write_text("town,river\nArden,Tay\nKelso,Tweed\n")
     return Path("docs")
 
 
@@ -39,7 +40,8 @@ def passages(kb: KnowledgeBase) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(
-    "chosen", [[], ["cut=headings"], ["cut=documents"], ["passage_overlap=8", "passage_tokens=24"]]
+    "chosen",
+    [[], ["cut=rows"], ["cut=headings"], ["cut=documents"], ["passage_overlap=8", "passage_tokens=24"]],
 )
 def test_a_preview_a_build_and_an_addition_make_the_same_passages(
     source: Path, chosen: list[str], capsys: pytest.CaptureFixture[str]
@@ -67,9 +69,12 @@ def test_a_preview_a_build_and_an_addition_make_the_same_passages(
             "Manual > Install",
             "Manual > Use",
             "Long",
+            "c",
         }
+    rows = {"town: Arden; river: Tay.", "town: Kelso; river: Tweed."}
+    assert rows.issubset(text for _, text in passages(built)) == (chosen == ["cut=rows"])
     if chosen == ["cut=documents"]:
-        assert len(built) == 2
+        assert len(built) == 3
 
 
 def test_settings_that_cannot_be_are_refused() -> None:

@@ -1,10 +1,15 @@
+import itertools
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from realm.documents.formats.rows import sentence_of
 from realm.text.corpus import (
+    ROW,
     Annotations,
     Cut,
     Document,
@@ -234,3 +239,62 @@ def test_an_overlap_is_as_long_as_it_may_be() -> None:
     texts = [p.text for p in split(text, sentences, max_tokens=10, overlap=2)]
     assert texts == ["a b. c d. e.", "e. f g.", "f g. h i j."]
     assert [p.text for p in split(text, sentences, max_tokens=10)] == ["a b. c d. e.", "f g. h i j."]
+
+
+ROWS = (
+    "Town: Arden; River: Tay.",
+    "Town: Kelso; River: Tweed; Since: 1113.",
+    "Q: why?; A: so!",
+    "Ratio: 1: 2; To: x; By: y.",
+)
+PROSE = (
+    "Three towns: Arden, Kelso and Perth.", "He came; he saw.", "See: the note; nothing more.", "A town.", "Town: Arden.",
+    "Town: Arden; River: Tay", "", "No name; River: Tay.",
+)  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([*ROWS, *PROSE]), max_size=12), st.integers(20, 40), st.booleans())
+def test_each_row_of_a_table_is_a_passage_and_other_lines_are_packed_as_before(
+    lines, max_tokens, found
+) -> None:
+    """`found`: whether the tagger found the lines, or took all of them for one sentence."""
+    text, ends = "\n".join(lines), np.cumsum([len(line) + 1 for line in lines]).tolist()
+    ranges = [(end - len(line) - 1, end - 1) for line, end in zip(lines, ends, strict=True) if line]
+    sentences = tuple(ranges if found else [(0, len(text))] if ranges else [])
+    made = [one.text for one in split(text, sentences, max_tokens=max_tokens, rows=True)]
+    assert [one for one in made if one in ROWS] == [line for line in lines if line in ROWS]
+    assert "".join("".join(made).split()) == "".join(text.split())
+    assert not any(row in one and row != one for row in ROWS for one in made)
+    apart = [list(part) for is_row, part in itertools.groupby(lines, lambda line: line in ROWS) if not is_row]
+    others = [one for one in made if one not in ROWS]
+    if found:
+        plain = [split("\n".join(part), *lines_of(part), max_tokens=max_tokens) for part in apart]
+        assert others == [one.text for part in plain for one in part]
+
+
+def lines_of(part: list[str]) -> tuple[tuple[tuple[int, int], ...]]:
+    """The places of the lines that are not empty, in their joined text."""
+    ends = np.cumsum([len(line) + 1 for line in part]).tolist()
+    return (tuple((end - len(line) - 1, end - 1) for line, end in zip(part, ends, strict=True) if line),)
+
+
+def test_a_row_that_is_too_long_is_cut_and_shares_no_passage_with_others() -> None:
+    row = "Town: Arden; Notes: " + "word " * 30 + "end."
+    made = [one.text for one in split(f"Before.\n{row}\nAfter.", [(0, 7)], max_tokens=15, rows=True)]
+    assert made[0] == "Before." and made[-1] == "After." and len(made) > 4
+    assert "".join("".join(made[1:-1]).split()) == "".join(row.split())
+
+
+def test_the_rows_are_those_that_the_readers_write() -> None:
+    for headings, cells in (
+        (["Country", "Capital"], ["France", "Paris"]),
+        (["Question", "Answer"], ["What?", "A town."]),
+    ):
+        assert ROW.fullmatch(sentence_of(headings, cells))
+    assert not ROW.fullmatch(sentence_of(["Country"], ["France"]))
+
+
+def test_many_names_and_values_are_searched_in_linear_time() -> None:
+    start = time.process_time()
+    assert not ROW.search("name: value; " * 200_000) and not ROW.search("a: " * 200_000)
+    assert time.process_time() - start < 5
