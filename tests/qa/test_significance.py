@@ -131,3 +131,5 @@ def test_pairs_must_be_pairs() -> None:
         mcnemar([True], [True, False])
     with pytest.raises(ValueError, match="one outcome per question"):
         paired_bootstrap([], [])
+    with pytest.raises(ValueError, match="one outcome per question"):
+        paired_bootstrap([[1, 0]], [[0, 1]])

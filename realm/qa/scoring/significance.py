@@ -134,7 +134,7 @@ def seeds_difference(a_SN: np.ndarray, b_SN: np.ndarray) -> Difference:
     """
     from scipy import stats  # an extra, because only tables with several seeds need it
 
-    a_SN, b_SN = _pair(a_SN, b_SN)
+    a_SN, b_SN = _pair(a_SN, b_SN, axes=2)
     value_SN = a_SN - b_SN
     seeds, questions = value_SN.shape
     mean, mean_S, mean_N = float(value_SN.mean()), value_SN.mean(axis=1), value_SN.mean(axis=0)
@@ -201,10 +201,10 @@ def paired_difference(a_SN: np.ndarray, b_SN: np.ndarray, k: int = 5) -> PairedD
     }
 
 
-def _pair(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Scores of two systems as arrays of [N] or [S, N]."""
+def _pair(a: Any, b: Any, axes: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of two systems as arrays of [N], or with two axes of [S, N]."""
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    if a.shape != b.shape or a.ndim not in (1, 2) or not a.size:
+    if a.shape != b.shape or a.ndim != axes or not a.size:
         raise ValueError(
             f"a paired test needs one outcome per question and system, but the shapes are {a.shape} and {b.shape}"
         )
