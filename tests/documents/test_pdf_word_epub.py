@@ -7,7 +7,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import docx
 import pytest
+from docx.oxml import parse_xml
+from docx.oxml.ns import nsdecls
 from fpdf import FPDF
 
 from realm.documents import child_process
@@ -307,3 +310,57 @@ def test_many_damaged_pdf_word_and_epub_files_are_documents_or_left_out(
     tmp_path: Path, folder: Path, trials
 ) -> None:
     check_damaged(tmp_path / "damaged", folder, trials.count(2000), trials.seed)
+
+
+def word_table(path: Path, rows: list[list[str]], bold: bool = False, marked: int | None = None) -> list[str]:
+    """What is read of a Word document with this table, of which a row is marked as headings."""
+    document = docx.Document()
+    table = document.add_table(rows=len(rows), cols=len(rows[0]))
+    for number, (row, texts) in enumerate(zip(table.rows, rows, strict=True)):
+        for cell, text in zip(row.cells, texts, strict=True):
+            cell.paragraphs[0].add_run(text).bold = bold and number == 0
+        if number == marked:
+            row._tr.get_or_add_trPr().append(parse_xml(f"<w:tblHeader {nsdecls('w')}/>"))
+    document.save(str(path))
+    (one,) = read(path)[0]
+    return one.text.split("\n\n")
+
+
+ALLOWANCES = [["Country", "Daily", "Hotel"], ["Norway", "977 NOK", "1,800"], ["Japan", "", "24,000"]]
+
+
+@pytest.mark.parametrize("marked", [None, 0])
+def test_rows_of_a_word_table_get_the_names_of_their_columns(marked: int | None, tmp_path: Path) -> None:
+    assert word_table(tmp_path / "a.docx", ALLOWANCES, marked=marked) == [
+        "Country: Norway; Daily: 977 NOK; Hotel: 1,800.",
+        "Country: Japan; Hotel: 24,000.",
+    ]
+    terms = [["Term", "Meaning"], ["CTD", "a probe"], ["PSU", "a unit"]]
+    assert word_table(tmp_path / "b.docx", terms, bold=True)[0] == "Term: CTD; Meaning: a probe."
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["Name", "Anna Berg"], ["Born", "1987"], ["Phone", "555"]],  # a form
+        [["Norway", "977 NOK", "1,800"], ["Japan", "14,500", "24,000"]],  # no headings
+        [["Anna", "clerk", "Oslo"], ["Carl", "smith", "Bergen"]],
+        [["Place", "Place", "Staff"], ["Oslo", "Norway", "12"]],
+        [["Place", "", "Staff"], ["Oslo", "Norway", "12"]],
+        [["Place", "Country", "Staff"]],
+    ],
+)
+def test_the_first_row_of_a_word_table_is_not_taken_for_names_without_evidence(rows, tmp_path: Path) -> None:
+    assert word_table(tmp_path / "a.docx", rows)[0] == " | ".join(filter(None, rows[0])) or not all(rows[0])
+    assert not any(": " in line for line in word_table(tmp_path / "a.docx", rows))
+
+
+def test_a_word_table_in_a_cell_of_another_has_its_own_headings(tmp_path: Path) -> None:
+    document = docx.Document()
+    outer = document.add_table(rows=1, cols=1)
+    inner = outer.cell(0, 0).add_table(3, 3)
+    for row, texts in zip(inner.rows, ALLOWANCES, strict=True):
+        for cell, text in zip(row.cells, texts, strict=True):
+            cell.text = text
+    document.save(str(tmp_path / "a.docx"))
+    assert "Country: Norway; Daily: 977 NOK; Hotel: 1,800." in read(tmp_path / "a.docx")[0][0].text

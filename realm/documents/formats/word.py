@@ -1,10 +1,14 @@
 """The text of Word documents (.docx). mammoth converts them to HTML with headings, lists, tables, text boxes and footnotes.
 
+Word marks a row as headings of columns only if it is repeated on each page, which few authors choose. So the first row of other
+tables is taken as headings if it looks like names of columns.
+
 Tracked deletions, comments, page headers and page footers are not part of this HTML.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from realm.documents.formats.archives import archive, office_title
 from realm.documents.formats.pages import page_record, read_page
@@ -22,8 +26,55 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
         title = office_title(parts)
         no_pictures = mammoth.images.img_element(lambda image: {})
         html = mammoth.convert_to_html(
-            file, convert_image=no_pictures, style_map="p[style-name='Title'] => h1:fresh"
+            file,
+            convert_image=no_pictures,
+            style_map="p[style-name='Title'] => h1:fresh",
+            transform_document=mammoth.transforms.element_of_type(mammoth.documents.Table, _with_headings),
         ).value
     page = read_page(html)
     headings = page.headings if limits.headings else ()
     yield page_record(path, title or page.main_heading, page.text, headings=headings)
+
+
+def _with_headings(table: Any) -> Any:
+    """A table of mammoth, whose first row is marked as headings if it looks like names of columns and no row is marked."""
+    rows = table.children
+    cells_R = [getattr(row, "children", []) for row in rows]
+    if not rows or any(getattr(row, "is_header", True) for row in rows):
+        return table
+    is_bold = [all(_found(cell, "is_bold")) for cell in cells_R[0]]
+    if not names_columns(
+        [["".join(_found(cell, "value")) for cell in cells] for cells in cells_R], all(is_bold)
+    ):
+        return table
+    return table.copy(children=[rows[0].copy(is_header=True), *rows[1:]])
+
+
+def _found(element: Any, name: str) -> list[Any]:
+    """The values of an attribute in an element of mammoth and everything in it, in order."""
+    inside = [value for child in getattr(element, "children", []) for value in _found(child, name)]
+    return [getattr(element, name), *inside] if hasattr(element, name) else inside
+
+
+def names_columns(rows: Sequence[Sequence[str]], is_bold: bool = False) -> bool:
+    """Whether the first row of a table looks like names of columns: different words without digits.
+
+    Its cells must be bold, or, in a table with three columns or more, stand above a column of numbers. A table of two columns
+    can be a form, with a name and a value in each row.
+
+    >>> names_columns([["Country", "Capital", "People"], ["France", "Paris", "68 million"]])
+    True
+    >>> names_columns([["Name", "Anna Berg"], ["Born", "1987"]])
+    False
+    """
+    first, *others = ([cell.strip() for cell in row] for row in rows)
+    if len(first) < 2 or not all(first) or len(set(first)) < len(first) or any(map(_has_digit, first)):
+        return False
+    columns = zip(*(row for row in others if len(row) == len(first)), strict=True)
+    filled = [[cell for cell in column if cell] for column in columns]
+    has_numbers = any(column and all(map(_has_digit, column)) for column in filled)
+    return bool(filled) and (is_bold or (len(first) > 2 and has_numbers))
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
