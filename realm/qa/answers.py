@@ -133,7 +133,10 @@ class AnswersJson(TypedDict):
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers to one question, best first. The JSON of `to_json` is a stable interface."""
+    """The answers to one question, in the order of the scores of their best spans. The JSON of `to_json` is a stable interface.
+
+    A probability is that of all spans with the same text, so a later answer can have a higher one.
+    """
 
     question: str
     answers: list[Answer]

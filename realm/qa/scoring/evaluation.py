@@ -120,20 +120,20 @@ class Report(NamedTuple):
         """The summary as lines for a terminal."""
         summary = self.as_dict()
         recall = ", ".join(
-            f"{share:g}% for k={k}" for k, share in summary["recall"].items() if share is not None
+            f"{share:.1f}% for k={k}" for k, share in summary["recall"].items() if share is not None
         )
         lines = [counted(summary["n"], "question")]
         if summary["em"] is not None and summary["em_ci95"] is not None:
             low, high = summary["em_ci95"]
             lines.append(
-                f"answers: {summary['em']:g}% exact (95% interval {low:g} to {high:g}), {summary['contains']:g}% "
-                f"contain a right answer, F1 {summary['f1']:g}%"
+                f"answers: {summary['em']:.1f}% exact (95% interval {low:.1f} to {high:.1f}), {summary['contains']:.1f}% "
+                f"contain a right answer, F1 {summary['f1']:.1f}%"
             )
         lines.append(
-            f"passages: questions with an answer in the first k passages: {recall}; mean reciprocal rank {summary['mrr']:g}%"
+            f"passages: questions with an answer in the first k passages: {recall}; mean reciprocal rank {summary['mrr']:.1f}%"
         )
         if "title_recall" in summary:
-            shares = ", ".join(f"{share:g}% for k={k}" for k, share in summary["title_recall"].items())
+            shares = ", ".join(f"{share:.1f}% for k={k}" for k, share in summary["title_recall"].items())
             lines.append(f"titles: questions with a gold title among the first k passages: {shares}")
         if self.confidence is not None and self.contains_N is not None:
             lines += self.confidence.lines(self.contains_N)
