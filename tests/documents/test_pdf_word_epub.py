@@ -4,14 +4,17 @@ import os
 import random
 import subprocess
 import sys
+import textwrap
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import docx
 import pytest
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from fpdf import FPDF
+from fpdf.fonts import FontFace
 
 from realm.documents import child_process
 from realm.documents.formats.pdf import read as read_pdf
@@ -80,15 +83,89 @@ def test_columns_are_read_one_after_the_other(tmp_path: Path) -> None:
     assert words == [word for word in written.split() if word not in ("of", "towns") and not word.isdigit()]
 
 
-def test_cells_of_a_table_stand_beside_each_other(tmp_path: Path) -> None:
-    pdf = Manual()
+def pdf_table(path: Path, lines: list[tuple[str, ...]], after: str = "", **options: Any) -> list[str]:
+    """The blocks that are read of a PDF with this table, and a paragraph below it."""
+    pdf = FPDF()
     pdf.add_page()
     pdf.set_font("Times", size=11)
-    with pdf.table() as table:
-        for line in (("Town", "River"), ("Arden", "Ouse"), ("Halden", "Velka")):
+    with pdf.table(**options) as table:
+        for line in lines:
             table.row(line)
+    if after:
+        pdf.multi_cell(0, 6, after)
+    pdf.output(str(path))
+    return pdf_text(path).split("\n\n")
+
+
+SENSORS = [
+    ("Sensor", "Range", "Accuracy", "Check"),
+    ("pH", "0 to 14", "0.05", "every 30 days"),
+    ("Dissolved oxygen of the water", "0 to 25 mg/l", "0.1 mg/l", "every 12 months"),
+    ("Depth", "0 to 60 m", "", "every 12 months"),
+]
+SENTENCES = [
+    "Sensor: pH; Range: 0 to 14; Accuracy: 0.05; Check: every 30 days.",
+    "Sensor: Dissolved oxygen of the water; Range: 0 to 25 mg/l; Accuracy: 0.1 mg/l; Check: every 12 months.",
+    "Sensor: Depth; Range: 0 to 60 m; Check: every 12 months.",
+]
+
+
+@pytest.mark.parametrize("align", ["LEFT", "RIGHT", "CENTER"])
+@pytest.mark.parametrize("bold", [True, False])
+def test_rows_of_a_pdf_table_get_the_names_of_their_columns(align: str, bold: bool, tmp_path: Path) -> None:
+    style = FontFace(emphasis="BOLD" if bold else None)
+    after = (
+        "The sensor for oxygen measures optically, and needs no oxygen of the water around it, as others do. "
+        * 2
+    )
+    options = {"text_align": align, "headings_style": style, "col_widths": (45, 25, 25, 30)}
+    blocks = pdf_table(tmp_path / "a.pdf", SENSORS, after, **options)
+    assert blocks[:3] == SENTENCES and blocks[3].startswith(
+        "The sensor for oxygen measures optically, and needs no"
+    )
+    two = [row[:2] for row in SENSORS]
+    named = pdf_table(tmp_path / "b.pdf", two, **options | {"col_widths": (45, 25)})
+    assert (named[0] == "Sensor: pH; Range: 0 to 14.") == bold
+    if not bold:  # a table with two columns can be a form
+        assert "pH | 0 to 14" in named[0]
+
+
+def test_a_cell_of_several_lines_stays_in_its_column(tmp_path: Path) -> None:
+    lines = [
+        *SENSORS[:2],
+        ("Depth", "0 to 60 m", "0.1 m", "every 12 months, or after each fall to the ground"),
+    ]
+    pdf = FPDF()
+    pdf.add_page()
+    for number, line in enumerate(lines):
+        pdf.set_font("Times", "B" if number == 0 else "", 11)
+        rows = zip(
+            *(textwrap.wrap(cell, 18) + [""] * (3 - len(textwrap.wrap(cell, 18))) for cell in line),
+            strict=True,
+        )
+        for row in filter(any, rows):
+            for place, cell in enumerate(row):
+                if cell:
+                    pdf.set_x(20 + 45 * place)
+                    pdf.cell(40, 6, cell)
+            pdf.ln()
     pdf.output(str(tmp_path / "a.pdf"))
-    assert "Arden | Ouse" in pdf_text(tmp_path / "a.pdf") and "Halden | Velka" in pdf_text(tmp_path / "a.pdf")
+    assert pdf_text(tmp_path / "a.pdf").split("\n\n") == [
+        SENTENCES[0],
+        "Sensor: Depth; Range: 0 to 60 m; Accuracy: 0.1 m; Check: every 12 months, or after each fall to the ground.",
+    ]
+
+
+def test_cells_of_a_table_without_names_stand_beside_each_other(tmp_path: Path) -> None:
+    plain = {"first_row_as_headings": False}
+    for lines in ([("Arden", "Ouse"), ("Halden", "Velka"), ("Kelso", "Tweed")], SENSORS[1:]):
+        text = "\n".join(pdf_table(tmp_path / "a.pdf", lines, **plain))
+        assert " | ".join(filter(None, lines[0])) in text and ": " not in text
+    towns = [("Town", "River"), ("Arden", "Ouse"), ("Halden", "Velka")]
+    assert pdf_table(tmp_path / "a.pdf", towns) == [
+        "Town: Arden; River: Ouse.",
+        "Town: Halden; River: Velka.",
+    ]
 
 
 def test_ligatures_become_letters_and_leading_dots_few(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 1. `_lines`             characters of a page -> lines, in the order of the file
 2. `_rows`              lines that are side by side on one baseline -> a row
 3. `_without_repeated`  leaves out headers, footers and page numbers, which have the same position on several pages
-4. `_joined`            rows of all pages -> paragraphs with a blank line between them; hyphenated words are joined
+4. `_with_tables`       rows of a table with column names -> a sentence for each row
+5. `_joined`            rows of all pages -> paragraphs with a blank line between them; hyphenated words are joined
 
 The order of the characters in the file is kept, because programs write one column of a page after the other.
 """
@@ -20,8 +21,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
+from realm.documents.formats.rows import names_columns, sentence_of
 from realm.documents.formats.titles import file_title, sensible_title
 from realm.errors import first_line
+
+
+class Word(NamedTuple):
+    """A word, and its sides in points."""
+
+    left: float
+    right: float
+    text: str
 
 
 class Row(NamedTuple):
@@ -34,6 +44,11 @@ class Row(NamedTuple):
     size: float
     """Font size in points."""
     divided: bool = False
+    words: tuple[Word, ...] = ()
+    font: str = ""
+    """Name of the font of the first character."""
+    is_sentence: bool = False
+    """Whether the row is a sentence that was made of a row of a table."""
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
@@ -75,7 +90,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
         yield Unreadable(
             path, Reason.DAMAGED, f"{path}: {len(broken)} of {total} pages cannot be read ({some})"
         )
-    if text := _joined(_without_repeated(pages)):
+    if text := _joined([_with_tables(page) for page in _without_repeated(pages)]):
         yield Record(str(path), title, text, path.as_posix())
     elif not broken:
         raise Unreadable(
@@ -121,11 +136,16 @@ def _line(page: Any, codes: Sequence[int], start: int, end: int, divided: bool) 
     first, last = words[0][0], words[-1][1]
     size = statistics.median(_size(page, index) for index in (first, words[len(words) // 2][0], last))
     text = ""
+    found: list[Word] = []
     for number, (a, b) in enumerate(words):
         if number:
             text += " | " if boxes[number][0] - boxes[number - 1][1] > _WIDE * size else " "
-        text += _text(codes[a : b + 1])
-    return Row(_LEADERS.sub(" ... ", text), boxes[0][0], boxes[-1][1], _base(page, first), size, divided)
+        found.append(Word(*boxes[number], _text(codes[a : b + 1])))
+        text += found[-1].text
+    return Row(
+        _LEADERS.sub(" ... ", text), boxes[0][0], boxes[-1][1], _base(page, first), size, divided,
+        tuple(found), _font(page, first),
+    )  # fmt: skip
 
 
 _LEADERS = re.compile(r"(?:\s*[.·_…](?:\s\|)?){5,}\s*(?:\|\s)?")
@@ -138,6 +158,14 @@ def _sides(page: Any, index: int) -> tuple[float, float]:
     left, right, bottom, top = (ctypes.c_double() for _ in range(4))
     pdfium.FPDFText_GetCharBox(page, index, left, right, bottom, top)
     return left.value, right.value
+
+
+def _font(page: Any, index: int) -> str:
+    import pypdfium2.raw as pdfium
+
+    name = ctypes.create_string_buffer(100)
+    pdfium.FPDFText_GetFontInfo(page, index, name, len(name), None)
+    return name.value.decode("utf-8", "replace")
 
 
 def _base(page: Any, index: int) -> float:
@@ -184,8 +212,8 @@ def _rows(lines: Iterator[Row]) -> list[Row]:
         size = max(line.size, before.size) if before else 0.0
         if before and abs(line.base - before.base) < 0.5 * size and line.left > before.right - size:
             between = " | " if line.left - before.right > _WIDE * size else " "
-            text = before.text + between + line.text
-            rows[-1] = Row(text, before.left, line.right, before.base, size, line.divided)
+            text, words = before.text + between + line.text, before.words + line.words
+            rows[-1] = Row(text, before.left, line.right, before.base, size, line.divided, words, before.font)
         else:
             rows.append(line)
     return rows
@@ -243,6 +271,102 @@ def _edges(page: int, rows: Sequence[Row]) -> dict[Row, str]:
     return patterns
 
 
+# --- tables --------------------------------------------------------------------------------------
+
+_GAP = 0.4
+"""Smallest width of the gap between two columns in font sizes; a space between words has about 0.25."""
+_FAR = 4.0
+"""Largest distance between two rows of a table in font sizes."""
+
+
+class _Gap(NamedTuple):
+    """A place without words, its left and right side, and whether it is wide in one of the rows that have it."""
+
+    left: float
+    right: float
+    is_wide: bool
+
+
+def _with_tables(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a page, in which tables with names of columns have become sentences."""
+    found: list[Row] = []
+    number = 0
+    while number < len(rows):
+        end, sentences = _table(rows, number)
+        found += sentences or [rows[number]]
+        number = end
+    return found
+
+
+def _table(rows: Sequence[Row], start: int) -> tuple[int, list[Row]]:
+    """The end of the table whose names of columns are in `rows[start]`, and a sentence for each row below the names.
+
+    (start + 1, []) if no such table begins there. All rows have gaps at the same places between the columns. One row at least
+    has a wide gap there, otherwise the columns could be the words of a text. A row without a first cell continues the cells
+    above.
+    """
+    first, end = rows[start], start + 1
+    gaps = _gaps(first)[1:-1]
+    while gaps and end < len(rows):
+        row, before = rows[end], rows[end - 1]
+        if not 0.5 < (before.base - row.base) / first.size < _FAR or not 0.9 < row.size / first.size < 1.1:
+            break
+        of_row = _gaps(row)
+        common = _common(gaps, of_row, _GAP * first.size)
+        lost = [
+            gap
+            for gap in gaps
+            if gap.is_wide and not any(gap.left <= one.left and one.right <= gap.right for one in common)
+        ]
+        if not common or lost or row.right < common[0].right or _are_spaces(common, of_row[1:-1]):
+            break  # text below the table
+        gaps, end = common, end + 1
+    columns = [gap for gap in gaps if gap.is_wide]
+    lines: list[list[str]] = []
+    for row in rows[start:end] if columns else ():
+        cells = _cells(row, columns)
+        if lines and not cells[0]:
+            lines[-1] = [" ".join(filter(None, pair)) for pair in zip(lines[-1], cells, strict=True)]
+        else:
+            lines.append(cells)
+    has_own_font = all(row.font != first.font for row in rows[start + 1 : end])
+    if len(lines) < 3 or not names_columns(lines, has_own_font):
+        return start + 1, []
+    return end, [
+        rows[end - 1]._replace(text=sentence_of(lines[0], cells), is_sentence=True) for cells in lines[1:]
+    ]
+
+
+def _gaps(row: Row) -> list[_Gap]:
+    """The places between the words of a row, and those before the first and after the last word."""
+    sides = [(-math.inf, row.words[0].left), *((a.right, b.left) for a, b in pairwise(row.words))]
+    inside = [_Gap(left, right, right - left > _WIDE * row.size) for left, right in sides[1:]]
+    return [_Gap(*sides[0], False), *inside, _Gap(row.words[-1].right, math.inf, False)]
+
+
+def _common(gaps: Sequence[_Gap], others: Sequence[_Gap], least: float) -> list[_Gap]:
+    """The places that are in a gap of both lists, if they are wider than `least`."""
+    pairs = ((a, b, max(a.left, b.left), min(a.right, b.right)) for a in gaps for b in others)
+    return [_Gap(left, right, a.is_wide or b.is_wide) for a, b, left, right in pairs if right - left > least]
+
+
+def _are_spaces(common: Sequence[_Gap], of_row: Sequence[_Gap]) -> bool:
+    """Whether the common gaps of a row can be spaces of justified text: no gap is wide, and those elsewhere are as wide."""
+    widths: dict[bool, list[float]] = {True: [], False: []}
+    for gap in of_row:
+        widths[bool(_common(common, [gap], 0))].append(gap.right - gap.left)
+    is_wide = any(gap.is_wide for gap in of_row)
+    return not is_wide and min(widths[True], default=math.inf) < 1.3 * max(widths[False], default=0)
+
+
+def _cells(row: Row, columns: Sequence[_Gap]) -> list[str]:
+    """The words of a row in each column."""
+    cells: list[list[str]] = [[] for _ in range(len(columns) + 1)]
+    for word in row.words:
+        cells[sum(word.left >= gap.left for gap in columns)].append(word.text)
+    return [" ".join(words) for words in cells]
+
+
 # --- paragraphs ----------------------------------------------------------------------------------
 
 _BULLET = re.compile(r"[•◦▪‣●○■□➢✓∗]")
@@ -292,7 +416,12 @@ def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[
     ended = before.text.endswith(_ENDS)
     if before.text.endswith("-") and goes_on:
         return ""
-    if abs(row.size - before.size) > 0.12 * size or _BULLET.match(row.text):
+    if (
+        abs(row.size - before.size) > 0.12 * size
+        or _BULLET.match(row.text)
+        or before.is_sentence
+        or row.is_sentence
+    ):
         return "\n\n"
     if new_page or drop < -0.5 * size:  # the row is on the next page or in the next column
         return " " if goes_on else "\n\n" if ended else "\n"

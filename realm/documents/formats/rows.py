@@ -20,6 +20,30 @@ def sentence_of(headings: Sequence[str], cells: Sequence[str]) -> str:
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
+def names_columns(rows: Sequence[Sequence[str]], is_bold: bool = False) -> bool:
+    """Whether the first row of a table looks like names of columns: different words without digits.
+
+    Its cells must be bold, or, in a table with three columns or more, stand above a column of numbers. A table of two columns
+    can be a form, with a name and a value in each row.
+
+    >>> names_columns([["Country", "Capital", "People"], ["France", "Paris", "68 million"]])
+    True
+    >>> names_columns([["Name", "Anna Berg"], ["Born", "1987"]])
+    False
+    """
+    first, *others = ([cell.strip() for cell in row] for row in rows)
+    if len(first) < 2 or not all(first) or len(set(first)) < len(first) or any(map(_has_digit, first)):
+        return False
+    columns = zip(*(row for row in others if len(row) == len(first)), strict=True)
+    filled = [[cell for cell in column if cell] for column in columns]
+    has_numbers = any(column and all(map(_has_digit, column)) for column in filled)
+    return bool(filled) and (is_bold or (len(first) > 2 and has_numbers))
+
+
+def _has_digit(text: str) -> bool:
+    return any(map(str.isdigit, text))
+
+
 class Row(NamedTuple):
     """What becomes of a row of a table. A row that is neither a sentence nor headings stays as it is."""
 

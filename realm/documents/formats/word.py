@@ -6,13 +6,14 @@ tables is taken as headings if it looks like names of columns.
 Tracked deletions, comments, page headers and page footers are not part of this HTML.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.archives import archive, office_title
 from realm.documents.formats.pages import page_record, read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
+from realm.documents.formats.rows import names_columns
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
@@ -54,27 +55,3 @@ def _found(element: Any, name: str) -> list[Any]:
     """The values of an attribute in an element of mammoth and everything in it, in order."""
     inside = [value for child in getattr(element, "children", []) for value in _found(child, name)]
     return [getattr(element, name), *inside] if hasattr(element, name) else inside
-
-
-def names_columns(rows: Sequence[Sequence[str]], is_bold: bool = False) -> bool:
-    """Whether the first row of a table looks like names of columns: different words without digits.
-
-    Its cells must be bold, or, in a table with three columns or more, stand above a column of numbers. A table of two columns
-    can be a form, with a name and a value in each row.
-
-    >>> names_columns([["Country", "Capital", "People"], ["France", "Paris", "68 million"]])
-    True
-    >>> names_columns([["Name", "Anna Berg"], ["Born", "1987"]])
-    False
-    """
-    first, *others = ([cell.strip() for cell in row] for row in rows)
-    if len(first) < 2 or not all(first) or len(set(first)) < len(first) or any(map(_has_digit, first)):
-        return False
-    columns = zip(*(row for row in others if len(row) == len(first)), strict=True)
-    filled = [[cell for cell in column if cell] for column in columns]
-    has_numbers = any(column and all(map(_has_digit, column)) for column in filled)
-    return bool(filled) and (is_bold or (len(first) > 2 and has_numbers))
-
-
-def _has_digit(text: str) -> bool:
-    return any(map(str.isdigit, text))
