@@ -13,6 +13,8 @@ from realm.text.corpus import Passage
 T = TypeVar("T")
 LIKELY = 0.05
 """Least probability of an answer that a terminal shows beside the best answer; the page (`words.js`) has the same number."""
+SHOWN = 3
+"""Largest number of passages that a terminal shows if no answer was found."""
 
 
 class IndexJson(TypedDict):
@@ -53,6 +55,11 @@ class RankedPassage:
         """The title, or the id of the document if the title is empty, on one line."""
         return " ".join((self.title.strip() or self.document).split())
 
+    def place(self) -> str:
+        """The name and the rank, and the file of the document if there is one."""
+        file = self.fields.get("path")
+        return f"{self.name}, rank {self.rank}" + (f", {file}" if file else "")
+
     @classmethod
     def of(cls, passage: Passage, rank: int, probability: float) -> "RankedPassage":
         id, document, title, text = passage[:4]
@@ -92,10 +99,9 @@ class Answer(Span):
         """Lines for a terminal: the answer with `words` before its probability, the title, rank and file of the passage, and
         the evidence."""
         said = ", ".join(filter(None, (words, f"probability {self.probability:.2f}")))
-        file = self.passage.fields.get("path")
         return [
             f"{' '.join(self.text.split())}   ({said})",
-            f"    {self.passage.name}, rank {self.passage.rank}" + (f", {file}" if file else ""),
+            f"    {self.passage.place()}",
             f"    {self.evidence()}",
         ]
 
@@ -182,13 +188,22 @@ class Answers:
     def lines(self) -> list[str]:
         """Lines for a terminal: the best answer with its evidence, and other answers that are not unlikely.
 
-        If no answer was found, the best answer is shown as a guess, without others.
+        If no answer was found, the best answer is shown as a guess, without others, and the beginning of the best passages.
         """
         if not self.answers:
             return ["no answer: the knowledge base has no passage to read, or none that matches the filter"]
         best, *others = self.answers
         if not self.found:
-            return ["no answer found; the best guess:", *best.lines()]
+            shown = [
+                f"    {line}"
+                for one in self.passages[:SHOWN]
+                for line in (one.place(), f"    {_around(one.text, 0)}")
+            ]
+            return [
+                "no answer found; the best guess:",
+                *best.lines(),
+                *(["the best passages:", *shown] if shown else []),
+            ]
         more = [line for answer in others if answer.probability >= LIKELY for line in answer.lines()]
         return [*best.lines(sureness(best.probability)), *more]
 

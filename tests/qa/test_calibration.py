@@ -220,7 +220,11 @@ def test_an_answer_below_the_threshold_is_a_guess(tiny_kb, qa_folder) -> None:
     guess = Answerer.load(kb, str(qa_folder), AnswerConfig(device="cpu", threshold=1.0)).answer(question)
     assert not guess.found and guess.answers == sure.answers
     first, *rest = guess.lines()
-    assert first == "no answer found; the best guess:" and rest == guess.answers[0].lines()
+    assert first == "no answer found; the best guess:" and rest[:3] == guess.answers[0].lines()
+    assert rest[3] == "the best passages:" and len(rest) == 10
+    for place, text, passage in zip(rest[4::2], rest[5::2], guess.passages, strict=False):
+        assert place == f"    {passage.title}, rank {passage.rank}"
+        assert passage.text.startswith(text.strip().removesuffix(" ..."))
 
 
 @pytest.mark.parametrize("method", ["dense", "hybrid"])
