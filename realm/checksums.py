@@ -5,11 +5,11 @@ not protect against deliberate changes."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import google_crc32c
 
-from realm.errors import DamagedError, reason
+from realm.errors import DamagedError, reason, shown
 from realm.files import read_json, write_json
 
 CHECKSUMS = "checksums.json"
@@ -34,7 +34,12 @@ def checksums_of(folder: Path, files: Iterable[str]) -> dict[str, str]:
 def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()) -> str:
     """A message about the first file that differs from its checksum, or "". Files in `leave` are not read."""
     for name in sorted(recorded.keys() - set(leave)):
+        # A folder of another person could name any file or device.
+        if "\0" in name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            return f"{shown(name)} is not a file inside the folder"
         try:
+            if not (folder / name).is_file():
+                return f"{name} is missing, or is no file"
             if _of_file(folder / name) != recorded[name]:
                 return f"{name} differs from its checksum"
         except OSError as error:

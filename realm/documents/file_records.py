@@ -5,7 +5,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from realm.documents.formats.records import Limits, Reader, Reason, Record, Unreadable
+from realm.documents.formats.records import Limits, Reader, Reason, Record, Unreadable, whole_characters
 from realm.documents.kept_records import KeepingReader
 from realm.documents.remote import copied, public_address
 from realm.documents.sources import RemoteFile, SourceFile
@@ -57,7 +57,8 @@ def _opened(
 ) -> Iterator[Record | Unreadable]:
     """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
     try:
-        yield from child.read(path, limits) if reader is None else reader(path, limits)
+        for one in child.read(path, limits) if reader is None else reader(path, limits):
+            yield whole_characters(one) if isinstance(one, Record) else one
     except Unreadable as problem:
         yield problem
     except RealmError:  # an error of the installation, not of a file

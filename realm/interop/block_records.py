@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
-from realm.errors import InputError
+from realm.errors import InputError, first_line
 
 LONGEST = 1 << 24
 """Most bytes of a record; the published records have about 1,500."""
@@ -63,9 +63,13 @@ class BlockRecords:
             version = np.lib.format.read_magic(file)
             read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
             shape, _, dtype = read[version](file)
-        except (ValueError, KeyError) as error:
-            raise InputError(f"{self.path} is not a NumPy file of a supported version: {error}") from error
-        if dtype != np.dtype(object) or len(shape) != 1:
+        except OSError:
+            raise
+        except Exception as error:  # NumPy parses the header as Python, and raises errors of many classes
+            raise InputError(
+                f"{self.path} is not a NumPy file of a supported version: {first_line(error)}"
+            ) from error
+        if dtype != np.dtype(object) or len(shape) != 1 or not 0 <= shape[0] < 2**63:
             raise InputError(
                 f"{self.path} is an array of {dtype} with shape {shape}: a list of texts was expected"
             )

@@ -195,8 +195,8 @@ def _pickled(file: Path) -> dict[str, Tensor]:
             tensors = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{file} contains more than tensors and is not read: {first_line(error)}") from error
-    except (RuntimeError, ValueError, EOFError) as error:
-        if out_of_memory(error):
+    except Exception as error:  # the unpickler raises errors of many classes
+        if out_of_memory(error) or isinstance(error, OSError):
             raise
         raise DamagedError(f"{file} is damaged: {first_line(error)}") from error
     if not isinstance(tensors, dict) or not all(

@@ -12,11 +12,11 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -27,7 +27,7 @@ from realm.errors import DamagedError, InputError, RealmError, reason, writing
 from realm.files import write_json
 from realm.folders import copy_into, is_new, replace_folder
 from realm.model.bert import Bert
-from realm.model.bert_files import SkipInit, bert_config, read_bert_config
+from realm.model.bert_files import SkipInit, bert_config, read_bert_config, required_shapes
 from realm.model.calibration import Calibration
 from realm.model.embedder import Embedder, EmbedderConfig
 from realm.model.manifest import (
@@ -59,6 +59,8 @@ from realm.settings import config_from
 from realm.text.corpus import HeldOut
 from realm.tokens.layouts import Lengths, passage_inputs
 from realm.tokens.tokenizer import Tokenizer
+
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass
@@ -258,9 +260,9 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
             raise InputError(f"{folder}: tokenizer.json is not the tokenizer that the model was trained with")
         config = config_from(EmbedderConfig, manifest["embedder"], f"{path / MANIFEST} embedder")
         lengths = config_from(Lengths, manifest["lengths"], f"{path / MANIFEST} lengths")
-        with SkipInit():
-            embedder = Embedder(bert_config(manifest["trunk"], f"{path / MANIFEST} trunk"), config)
+        trunk = bert_config(manifest["trunk"], f"{path / MANIFEST} trunk")
         states = load_tensors(path / "embedder.safetensors")
+        embedder = _made(folder, lambda: Embedder(trunk, config), states, "query.")
         embedder.query.load_state_dict(_from_disk(states, "query."))
         if not config.shared:
             embedder.passage.load_state_dict(_from_disk(states, "passage."))
@@ -268,9 +270,9 @@ def load_model(folder: str | Path, reader: bool = True) -> Model:
         if manifest["span_reader"]:
             spans = config_from(SpanConfig, manifest["span"], f"{path / MANIFEST} span")
             sizes = bert_config(manifest["span_trunk"], f"{path / MANIFEST} span_trunk")
-            with SkipInit():
-                span_reader = SpanReader(Bert(sizes), config=spans)
-            span_reader.load_state_dict(_from_disk(load_tensors(path / "span_reader.safetensors")))
+            states = load_tensors(path / "span_reader.safetensors")
+            span_reader = _made(folder, lambda: SpanReader(Bert(sizes), config=spans), states)
+            span_reader.load_state_dict(_from_disk(states))
         calibration = config_from(Calibration, manifest["calibration"], f"{path / MANIFEST} calibration")
     except RealmError:
         raise
@@ -320,6 +322,27 @@ def add_weights(digest: "hashlib._Hash", states: Mapping[str, torch.Tensor]) -> 
 def _to_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:
     """Tensors with their names on disk: format 2 has `trunk.` where the name in the network begins with `encoder.`."""
     return {prefix + re.sub(r"^encoder\.", "trunk.", name): value for name, value in states.items()}
+
+
+def _made(
+    folder: str | Path, make: Callable[[], M], states: Mapping[str, torch.Tensor], prefix: str = ""
+) -> M:
+    """The network that `make` returns, without random weights.
+
+    Before memory is allocated, its shapes are compared with those of the tensors on disk: the manifest can have any sizes.
+
+    Raises:
+        ValueError: a tensor is missing, or has another shape.
+        InputError: as in `required_shapes`.
+    """
+    stored = _from_disk(states, prefix)
+    for name, wanted in required_shapes(str(folder), make).items():
+        if name.startswith(prefix):
+            own = name.removeprefix(prefix)
+            if own not in stored or stored[own].shape != wanted.shape:
+                raise ValueError(f"{own} is missing, or does not have the shape {tuple(wanted.shape)}")
+    with SkipInit():
+        return make()
 
 
 def _from_disk(states: Mapping[str, torch.Tensor], prefix: str = "") -> dict[str, torch.Tensor]:

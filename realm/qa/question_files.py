@@ -234,7 +234,7 @@ def _listed(cell: str, where: str) -> Any:
     try:
         with warnings.catch_warnings(action="ignore"):  # warnings about invalid escape sequences
             return ast.literal_eval(cell)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise InputError(
             f"{where}: {shown(cell)} is not a list: write a list as ['first', 'second']"
         ) from None

@@ -68,6 +68,8 @@ class ApproximateIndex(SearchOnly):
             raise FileNotFoundError(folder)
         with self._reading():
             self._table = lance.dataset(folder)
+            if self._table.base_paths():
+                raise ValueError("it has files outside of its folder")
             keys_R = self._table.to_table(columns=["id"]).column("id").to_numpy()
         number_R, known_R = Lookup(keys_N).find(keys_R)
         self._number_R = np.where(known_R, number_R, NULL_PASSAGE)

@@ -148,7 +148,8 @@ def create_tool_app(
             yield
 
     app.router.lifespan_context = lifespan
-    guarded = app if token is None else _with_token(app, token)
+    posts = _only_posts(app)
+    guarded = posts if token is None else _with_token(posts, token)
     config = service.config
     return Middleware(guarded, config.seconds, hosts, service.metrics.request)
 
@@ -167,6 +168,18 @@ def _security(hosts: Iterable[str] | None) -> TransportSecuritySettings:
             for port in ("", ":*")
         ],
     )
+
+
+def _only_posts(app: ASGIApp) -> ASGIApp:
+    """Refuses all requests but POST. A GET would open a stream that never ends, and these tools send nothing unasked."""
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] != "POST":
+            await problem(405, "these tools take only POST", {"Allow": "POST"})(scope, receive, send)
+            return
+        await app(scope, receive, send)
+
+    return checked
 
 
 def _with_token(app: ASGIApp, token: str) -> ASGIApp:

@@ -11,7 +11,7 @@ from realm.qa.filling import FilledJson
 from realm.qa.question_files import MAX_QUESTION_CHARACTERS
 from realm.serve.feedback import Verdict
 from realm.serve.runs import State
-from realm.serve.settings import MOST_FIELDS
+from realm.serve.settings import MOST_DOCUMENTS, MOST_FIELDS, MOST_QUESTIONS
 from realm.store.fields.filters import LONGEST_FILTER
 from realm.text.fields import LONGEST_NAME, LONGEST_VALUE, RESERVED, clean_fields
 
@@ -20,8 +20,20 @@ Filter = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_FILTE
 Name = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=r"\S")]
 
 
+_MOST_KEYS = 20
+"""Most keys of a request; more than any request has."""
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, found: Any) -> Any:
+        # pydantic would make an error of each unknown key: gigabytes for a request of a few megabytes.
+        if isinstance(found, dict) and len(found) > _MOST_KEYS:
+            raise ValueError(f"it has {len(found):,} keys, and may have {_MOST_KEYS}")
+        return found
 
 
 class _Out(BaseModel):
@@ -43,7 +55,7 @@ class Asked(_Body):
     """One question or several questions."""
 
     question: Text | None = None
-    questions: list[Text] | None = Field(None, min_length=1)
+    questions: list[Text] | None = Field(None, min_length=1, max_length=MOST_QUESTIONS)
     method: Method | None = None
     """Method of ranking passages: by vectors (dense), words (bm25) or both (hybrid). If null, the `method` of `/health`."""
     where: Filter | None = None
@@ -133,7 +145,7 @@ class DocumentsRequest(_Body):
 
     model_config = _example({"documents": [{"title": "Oakham", "text": "Oakham is a town."}]})
 
-    documents: list[DocumentIn] = Field(min_length=1)
+    documents: list[DocumentIn] = Field(min_length=1, max_length=MOST_DOCUMENTS)
 
 
 class FeedbackRequest(_Body):

@@ -45,6 +45,11 @@ class Tokenizer:
             raise InputError(
                 f"the tokenizer has no {', '.join(missing)}: REALM needs a BERT-style vocabulary"
             )
+        highest = max(vocabulary.values())
+        if highest > 10 * len(vocabulary) + 1000:  # the library would make a word for each unused number
+            raise InputError(
+                f"the tokenizer has {len(vocabulary):,} wordpieces, one of which has the number {highest:,}"
+            )
         self._tokenizer = tokenizer
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             vocabulary[name] for name in SPECIAL
@@ -94,10 +99,15 @@ class Tokenizer:
         if not file.exists():
             raise InputError(f"{name} has no tokenizer.json: use a folder that contains a fast tokenizer")
         try:
-            return cls(FastTokenizer.from_file(str(file)), str(name))
-        except RealmError:
+            found = cls(FastTokenizer.from_file(str(file)), str(name))
+            found.encode(
+                ["A known word, and one of no language: \u2603x\u2603."]
+            )  # some files can only be loaded
+            return found
+        except (RealmError, KeyboardInterrupt, SystemExit):
             raise
-        except Exception as error:  # the Rust library raises bare Exception for any unreadable file
+        # The Rust library raises bare Exception for any unreadable file, or panics, which is no Exception.
+        except BaseException as error:
             raise InputError(f"{file} is not a tokenizer: {first_line(error)}") from error
 
     @classmethod

@@ -6,10 +6,11 @@ Recall is the percentage of queries with a positive among the top 1, 5 and 20 pa
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from realm import __version__
 from realm.documents.reading import stamp
+from realm.errors import DamagedError
 from realm.files import read_json
 from realm.qa.scoring.metrics import Recall
 from realm.qa.scoring.significance import PairedDifference, p_value
@@ -107,8 +108,10 @@ def read_report(workspace: Path) -> FitJson | None:
     """The report of the last fit; None if the workspace has no report yet."""
     if not (workspace / REPORT).is_file():
         return None
-    found: FitJson = read_json(workspace / REPORT)
-    return found
+    found = read_json(workspace / REPORT)
+    if not isinstance(found, dict) or not FitJson.__required_keys__ <= found.keys():
+        raise DamagedError(f"{workspace / REPORT} is damaged: remove it, and repeat `realm fit`")
+    return cast(FitJson, found)
 
 
 def up_to_date(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from realm.errors import InputError
+from realm.errors import DamagedError, InputError
 from realm.files import read_json, write_json
 
 DOCUMENTS, WATCHED = "documents.json", "watched.json"
@@ -66,7 +66,12 @@ def check_sources(
 def listed_documents(workspace: Path) -> set[str]:
     """Ids of the documents that the last fit read from its sources."""
     known = workspace / DOCUMENTS
-    return set(read_json(known)["documents"]) if known.is_file() else set()
+    if not known.is_file():
+        return set()
+    try:
+        return set(map(str, read_json(known)["documents"]))
+    except (KeyError, TypeError):
+        raise DamagedError(f"{known} is damaged: put the file back, or make the workspace again") from None
 
 
 def watched_documents(workspace: Path, sources: Sequence[str]) -> set[str]:

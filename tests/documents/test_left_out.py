@@ -111,6 +111,31 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         )
 
 
+def test_half_a_character_in_a_title_or_a_page_of_a_dump_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text('---\ntitle: "A\\ud83d"\n---\n# A\n\nText.\n')
+    (tmp_path / "b.xml").write_text(
+        '<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"><siteinfo/><page><title>B</title><ns>0</ns><id>1</id>'
+        "<revision><text>A town &amp;#xD800; by [[C|a river]].</text></revision></page></mediawiki>"
+    )
+    documents, report = read(tmp_path)
+    assert [(one.title, one.text) for one in documents] == [
+        ("A\ufffd", "A\n\nText."),
+        ("B", "A town \ufffd by a river."),
+    ]
+    assert not report.left_out
+
+
+def test_markdown_that_the_parser_could_not_hold_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    (tmp_path / "b.md").write_text("a\n\n" * 20_000)
+    (tmp_path / "c.md").write_text(f"+++\n{'.'.join('a' * 40_000)}=1\n+++\nText.\n")
+    documents, report = read(tmp_path, most=20_000)
+    assert [one.text for one in documents] == ["A town."]
+    assert report.reasons == {"too long": 2}
+    (documents, report) = read(tmp_path / "c.md", most=200_000)
+    assert "Text." in documents[0].text and "a" not in documents[0].fields
+
+
 def test_a_workspace_a_knowledge_base_and_a_model_in_a_folder_are_left_out_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A town.")
     for made, inside in (("ws", "kb/passages.lance"), ("old", "passages.lance"), ("m", "encoder")):

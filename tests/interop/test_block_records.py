@@ -160,3 +160,12 @@ def test_a_record_of_absurd_length_is_refused_before_it_is_read(tmp_path: Path) 
     dumped = b"\x80\x04]B" + struct.pack("<I", block_records.LONGEST + 1)
     with pytest.raises(InputError, match="a record has 16777217 bytes"):
         list(BlockRecords(write_raw(tmp_path / "r.npy", dumped, 1)))
+
+
+@pytest.mark.parametrize("shape", ["(-5,)", "(1e400,)", "({[]},)", "((" * 3000, f"({2**64},)"])
+def test_an_impossible_number_of_records_is_one_line(shape: str, tmp_path: Path) -> None:
+    header = f"{{'descr': '|O', 'fortran_order': False, 'shape': {shape}, }}".encode() + b"\n"
+    (tmp_path / "r.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    with pytest.raises(InputError) as error:
+        len(BlockRecords(tmp_path / "r.npy"))
+    assert "\n" not in str(error.value)

@@ -88,6 +88,10 @@ def test_another_kind_of_model_is_refused(tiny_model_folder: Path, tmp_path: Pat
     (folder / "model.safetensors").write_bytes(b"\0" * 100)
     with pytest.raises(RealmError, match="is damaged"):
         open_checkpoint(str(folder))
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02h\x00.")  # torch raises KeyError
+    with pytest.raises(RealmError, match=r"pytorch_model\.bin is damaged"):
+        open_checkpoint(str(folder))
 
 
 @pytest.mark.parametrize(

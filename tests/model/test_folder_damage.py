@@ -1,6 +1,7 @@
 """Model folders that are damaged or changed are one line, and checksums find every changed bit."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -347,3 +348,41 @@ def test_folders_of_others_are_distinguished(tokenizer: Tokenizer, tmp_path: Pat
     save_bert(small_model(tokenizer).reader.bert, tmp_path / "hf")
     with pytest.raises(RealmError, match=r"not a realm model.*realm mlm --init"):
         load_model(tmp_path / "hf")
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "a\0b", "encoder", "fifo"])
+def test_checksums_name_no_other_files_and_no_devices(
+    tokenizer: Tokenizer, tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / "model"
+    save_model(small_model(tokenizer), folder)
+    (tmp_path / "outside").write_text("A secret.")
+    os.mkfifo(folder / "fifo")
+    manifest = json.loads((folder / "realm.json").read_text())
+    (folder / "realm.json").write_text(json.dumps(manifest | {"checksums": {name: "0" * 8}}))
+    with pytest.raises(RealmError, match=r"is not a file inside the folder|is missing, or is no file"):
+        load_model(folder)
+    (folder / "encoder" / CHECKSUMS).write_text(json.dumps({name: "0" * 8}))
+    with pytest.raises(RealmError, match=r"is not a file inside the folder|is missing, or is no file"):
+        checksums.check_folder(folder / "encoder")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_hidden_layers": 900},
+        {"hidden_size": 1_200_000, "num_attention_heads": 1},
+        {"vocab_size": 2**31 - 1},
+    ],
+)
+def test_sizes_that_the_weights_do_not_have_take_no_memory(
+    tokenizer: Tokenizer, tmp_path: Path, sizes
+) -> None:
+    folder = tmp_path / "model"
+    save_model(small_model(tokenizer), folder)
+    manifest = json.loads((folder / "realm.json").read_text())
+    del manifest["checksums"]
+    manifest["trunk"] |= sizes
+    (folder / "realm.json").write_text(json.dumps(manifest))
+    with pytest.raises(RealmError, match="is missing, or does not have the shape"):
+        load_model(folder)

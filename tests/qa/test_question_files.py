@@ -292,7 +292,13 @@ def test_a_written_question_is_read_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"), [("a\tb\tc", "3 columns"), ("a\t[b", "is not a list"), ("a\t[1]", "answer is 1")]
+    ("line", "message"),
+    [
+        ("a\tb\tc", "3 columns"),
+        ("a\t[b", "is not a list"),
+        ("a\t[{[]}]", "is not a list"),
+        ("a\t[1]", "answer is 1"),
+    ],
 )
 def test_bad_tables_are_one_line_with_the_place(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError, match=rf"q\.tsv:2: .*{message}"):

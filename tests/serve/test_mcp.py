@@ -135,6 +135,8 @@ def test_over_http_the_tools_give_the_results_of_the_rest_api(served: Served) ->
         elsewhere = {"Host": "rebound.example"}, {"Origin": "https://page.example"}
         refused = [httpx.post(url, json=body, headers=headers | more).status_code for more in elsewhere]
         assert refused == [421, 403]
+        with httpx.stream("GET", url, headers={"Accept": "text/event-stream"}) as endless:
+            assert (endless.status_code, endless.headers["allow"]) == (405, "POST")
 
 
 def test_standard_output_has_only_messages_of_the_protocol(served: Served) -> None:

@@ -139,6 +139,8 @@ WRONG = [
     ("mixed in (year)", "it compares mixed"),
     ("year between source and 5", "it compares year .whole number. with source .text."),
     ("date '2020-01-01' < source", "Cannot cast"),
+    ("source = timestamp '2020-01-01'", "cannot be used: .*Parser error"),
+    ("price not like null", "cannot be used: .*Invalid string/binary operation"),
     ("not " * 400 + "draft", "cannot be used"),
 ]
 

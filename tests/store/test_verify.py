@@ -264,3 +264,17 @@ def test_an_index_that_was_never_finished_is_no_problem(
     assert (folder / "indexes" / "m2" / "vectors.lance" / "data").is_dir()
     assert [path.name for path in vectors.folders(folder)] == ["m1"]
     assert problems(folder) == []
+
+
+def test_a_table_whose_files_are_in_another_folder_is_not_read(tmp_path: Path) -> None:
+    """A knowledge base of another person could name any folder, or a bucket of the user."""
+    kb = make(tmp_path / "kb")
+    table, outside = kb.folder / TABLE, tmp_path / "outside"
+    rows = lance.dataset(table).to_table()
+    shutil.rmtree(table)
+    outside.mkdir()
+    base = lance.DatasetBasePath(str(outside), name="x", is_dataset_root=False)
+    lance.write_dataset(rows, table, initial_bases=[base], target_bases=["x"])
+    (kb.folder / "SHA256SUMS").unlink()
+    assert list(outside.iterdir())
+    assert ["outside of its folder" in one for one in problems(kb.folder)] == [True]

@@ -18,7 +18,7 @@ import pytest
 import realm
 from realm import cli
 from realm.documents.child_process import ReaderProcess
-from realm.errors import ConflictError, InputError, WriteFailed
+from realm.errors import ConflictError, DamagedError, InputError, WriteFailed
 from realm.files import write_json_lines
 from realm.folders import one_writer
 from realm.model.folder import load_model
@@ -559,3 +559,14 @@ def test_differences_are_those_of_the_same_queries() -> None:
     found = paired_difference(adapted, start)
     assert (found["only_a"], found["only_b"], found["points"]) == (5, 1, 50.0)
     assert found["low"] <= 50 <= found["high"] and 0 < found["p"] < 1
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"documents": 5}'])
+def test_damaged_lists_of_a_workspace_are_one_line(home: Path, config: FitConfig, content: str) -> None:
+    (Path("docs") / "new.txt").write_text(text_of("Newby", 1900))
+    for name in ("report.json", "documents.json"):
+        before = (WS / name).read_text()
+        (WS / name).write_text(content)
+        with pytest.raises(DamagedError, match=rf"{name} is damaged"):
+            run(WS, ["docs"], config)
+        (WS / name).write_text(before)

@@ -12,8 +12,9 @@ from realm.text.fields import NO_FIELDS
 _FRONT_MATTER = re.compile(r"\A(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|\Z)", re.DOTALL)
 _KEY = re.compile(r"\s*[\w\"'][^\n:=]*[:=]")
 _TITLE = re.compile(r"^title[ \t]*[:=][ \t]*(.+)$", re.MULTILINE)
-_LONGEST = 100_000
-"""Longest front matter in characters whose fields are read; the time for YAML grows with the length."""
+_LONGEST, _LONGEST_TOML = 100_000, 10_000
+"""Longest front matter in characters whose fields are read. The time for YAML grows with the length, the memory for TOML with
+its square."""
 
 
 class FrontMatter(NamedTuple):
@@ -50,7 +51,7 @@ def _parsed(content: str, toml: bool) -> Mapping[Any, Any] | None:
     if not (toml or content.partition("\n")[0].strip()):  # as in Pandoc, a blank line follows a rule
         return None
     unread = NO_FIELDS if _KEY.match(content) else None
-    if len(content) > _LONGEST:
+    if len(content) > (_LONGEST_TOML if toml else _LONGEST):
         return unread
     try:
         found = tomllib.loads(content) if toml else yaml.load(content, _Loader)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
 from importlib.util import find_spec
 from itertools import accumulate
 from pathlib import Path
@@ -231,6 +232,24 @@ def _sections(title: str, passages: Sequence[tuple[str | None, str]]) -> tuple[S
 
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def whole_characters(record: Record) -> Record:
+    """The record with U+FFFD in place of each half of a character. Escapes in texts can name such halves; UTF-8 has none."""
+    parts = (*(record.links or ()), *record.sections)
+    texts = (record.title, record.text, record.id or "", *(title for _, title in parts))
+    if not any(map(SURROGATE.search, texts)):
+        return record
+    whole = partial(SURROGATE.sub, "\ufffd")
+    return record._replace(
+        title=whole(record.title),
+        text=whole(record.text),
+        id=None if record.id is None else whole(record.id),
+        links=None
+        if record.links is None
+        else tuple(Link(start, whole(title)) for start, title in record.links),
+        sections=tuple(Section(start, whole(title)) for start, title in record.sections),
+    )
 
 
 def checked(record: Record) -> Record:

@@ -6,7 +6,7 @@ from pathlib import Path
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
 from realm.documents.formats.pages import page_in, page_record
-from realm.documents.formats.records import Limits, Record
+from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
 
 
@@ -26,6 +26,11 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     from markdown_it import MarkdownIt
 
     source, assumed = whole(path, limits)
+    # The parser needs half a gigabyte of memory for a megabyte of short lines.
+    if len(source) > 2 * limits.document_chars:
+        raise Unreadable(
+            path, Reason.TOO_LONG, f"{path}: {len(source):,} characters, too long for one document: split it"
+        )
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML.
     page = page_in(path, MarkdownIt("commonmark").enable("table").render(source))

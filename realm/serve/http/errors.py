@@ -167,6 +167,9 @@ def _sentence(error: Mapping[str, Any]) -> str:
         case "string_too_long":
             most = error["ctx"]["max_length"]
             reason = f"{len(error['input'])} characters are too many: shorten the text to {most}"
+        case "too_long":
+            most, number = error["ctx"]["max_length"], error["ctx"]["actual_length"] or len(error["input"])
+            reason = f"their number is {number}, but must be at most {most}"
         case "model_attributes_type" if error["loc"] == ("body",):
             reason = "send a JSON object, with the header Content-Type: application/json"
         case _:

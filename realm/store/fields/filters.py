@@ -222,8 +222,8 @@ def explained(problem: str) -> str:
 _TYPED = re.compile(rf"`([^`]*):(?:{'|'.join(KIND_NAMES)})`")
 _EXPECTED = re.compile(r"sql parser error: Expected: (.*), found: (.*)\)")
 _TOO_FAR = re.compile("Arithmetic overflow|Cannot cast Date32 value")
-CANNOT_CAST = re.compile(f"Cast error|{_TOO_FAR.pattern}")
-"""Occurs in the message of Lance if a filter cannot convert a value of a passage."""
+CANNOT_CAST = re.compile(f"Cast error|Parser error|Invalid string/binary operation|{_TOO_FAR.pattern}")
+"""Occurs in the message of Lance if a filter cannot convert or compare a value of a passage."""
 
 
 def refused(where: str, why: str, kinds: Kinds) -> FilterError:

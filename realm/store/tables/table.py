@@ -109,9 +109,12 @@ def open_table(path: Path, version: int | None = None) -> lance.LanceDataset:
         refuse_damaged(path, changed_files(path, [manifest_of(path, number)]))
         try:
             table = lance.dataset(path, version=number)
-            fragments = table.get_fragments()
+            outside = table.base_paths()
+            fragments = [] if outside else table.get_fragments()
         except Exception as error:  # Lance raises exceptions of many classes
             raise DamagedError(f"{path} cannot be read: {reason(error)}") from error
+        if outside:  # a table of another person could name any folder or bucket
+            raise DamagedError(f"{path} has files outside of its folder, which are not read")
         _in_use[table] = lease
     weakref.finalize(table, os.close, lease)
     refuse_damaged(path, _missing_or_cut(path, fragments))
