@@ -39,7 +39,7 @@ def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()
             return f"{shown(name)} is not a file inside the folder"
         try:
             if not (folder / name).is_file():
-                return f"{name} is missing, or is no file"
+                return f"{shown(name)} is missing, or is no file"
             if _of_file(folder / name) != recorded[name]:
                 return f"{name} differs from its checksum"
         except OSError as error:

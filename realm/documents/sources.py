@@ -5,6 +5,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -192,9 +193,8 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
             if not (name.startswith(".") or name in datasets) and Path(parent, name).resolve() not in left
         )
         for name in list(folders):
-            # A workspace has its knowledge base in the folder "kb".
             path = Path(parent, name)
-            if what := what_it_is(path) or (what_it_is(path / "kb") and "a workspace"):
+            if what := _made_by_realm(path):
                 folders.remove(name)
                 found.append(Unreadable(path, Reason.OWN, f"{path} is {what}"))
         for path in (Path(parent, name) for name in folders):
@@ -213,6 +213,15 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
         has = f"has {others}, and no" if others else "is empty, and needs one or more files of these types:"
         raise InputError(f"{folder}: this folder {has} {_READ}")
     return found
+
+
+def _made_by_realm(folder: Path) -> str:
+    """ "a workspace", "a knowledge base" or "a model"; "" for a folder of the user."""
+    with suppress(OSError):  # a folder that cannot be opened is reported when it is walked
+        if (folder / "documents.json").is_file() and what_it_is(folder / "kb"):
+            return "a workspace"
+        return what_it_is(folder)
+    return ""
 
 
 def _file(path: Path) -> SourceFile:

@@ -137,6 +137,7 @@ def choose_candidates(
         more.append((bm25_BK, rule.bm25))
     for row, (query, hits) in enumerate(zip(queries, numbers, strict=True) if more else ()):
         chosen = hits[:kept].tolist()
+        chosen += [NULL_PASSAGE] * (kept - len(chosen))  # positives do not take the places of hits
         for found_BK, most in more:
             allowed, _ = _allowed(query, found_BK[row][found_BK[row] != NULL_PASSAGE], knowledge, rule)
             chosen += [n for n in allowed.tolist() if n not in chosen][:most]

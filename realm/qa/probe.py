@@ -58,8 +58,8 @@ class ReadingJson(TypedDict):
     null_probability: float
     """Mean p(z|x) of the null passage among the hits."""
     positive_gap: float
-    """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span. Up
-    to two passages are read for this value alone, because they contain the span."""
+    """Mean utility of passages that contain the span, minus the mean utility of all other passages read, in nats per span. Two
+    passages more than the hits are read for this value: passages that contain the span, or else further hits."""
 
 
 class ProbeJson(ReadingJson):

@@ -290,7 +290,6 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
     @api.post("/documents", response_model=schemas.AddedOut, dependencies=only_writers, responses=refused)
     async def add(body: schemas.DocumentsRequest) -> Response:
         """Adds or replaces all documents or none. When the response arrives, the documents are on disk and can be found."""
-        _check_limit(len(body.documents), MOST_DOCUMENTS, "the number of documents", "documents")
         return JSONResponse(await service.add(body.documents))
 
     @api.delete(

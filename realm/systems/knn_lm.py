@@ -116,7 +116,7 @@ class KnnJson(TypedDict):
     """Predictions with retrieved passages; p(z|x) is a softmax over these passages and the null passage."""
     realm_index: Predicted
     """The same, with a softmax over all passages of the index, as in training with `normalise = "index"`. A passage that was
-    not retrieved counts as the null passage. A report in docs/tables can lack this key."""
+    not retrieved counts as the null passage; training subtracts another 1.5 nats. A report in docs/tables can lack this key."""
 
 
 PREDICTED_BY = {

@@ -185,7 +185,9 @@ def split_document(
     ):
         title_tokens = min(count_tokens([section.title])[0], cut.max_tokens // 2)
         budget = sys.maxsize if cut.whole else cut.max_tokens - 3 - title_tokens
-        rows = [found.span() for found in ROW.finditer(document.text, section.start, end)] if cut.rows else []
+        rows = (
+            {found.span() for found in ROW.finditer(document.text, section.start, end)} if cut.rows else set()
+        )
         parts = sorted({section.start, end, *(place for row in rows for place in row)})
         for part in pairwise(parts):
             first, last = (

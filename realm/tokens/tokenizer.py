@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from realm.errors import DamagedError, InputError, RealmError, check_encodable, first_line
+from realm.errors import DamagedError, InputError, RealmError, check_encodable, first_line, out_of_memory
 from realm.files import read_json
 from realm.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PROBE = "A known word, and one of no language: \u2603x\u2603."
 """BERT's special wordpieces; a vocabulary from `Tokenizer.train` begins with these wordpieces."""
 
 
@@ -100,14 +101,14 @@ class Tokenizer:
             raise InputError(f"{name} has no tokenizer.json: use a folder that contains a fast tokenizer")
         try:
             found = cls(FastTokenizer.from_file(str(file)), str(name))
-            found.encode(
-                ["A known word, and one of no language: \u2603x\u2603."]
-            )  # some files can only be loaded
+            found.encode([_PROBE])  # some files can only be loaded
             return found
         except (RealmError, KeyboardInterrupt, SystemExit):
             raise
         # The Rust library raises bare Exception for any unreadable file, or panics, which is no Exception.
         except BaseException as error:
+            if out_of_memory(error):
+                raise
             raise InputError(f"{file} is not a tokenizer: {first_line(error)}") from error
 
     @classmethod

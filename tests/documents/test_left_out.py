@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from realm.documents import sources
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
@@ -142,13 +143,27 @@ def test_a_workspace_a_knowledge_base_and_a_model_in_a_folder_are_left_out_whole
         (tmp_path / made / inside).mkdir(parents=True)
         (tmp_path / made / "README.md").write_text("A model.")
     (tmp_path / "m" / "realm.json").write_text("{}")
+    (tmp_path / "ws" / "documents.json").write_text("{}")
+    (tmp_path / "own" / "kb" / "passages.lance").mkdir(parents=True)
+    (tmp_path / "own" / "b.txt").write_text("A river.")
     documents, report = read(tmp_path)
-    assert [d.text for d in documents] == ["A town."]
+    assert [d.text for d in documents] == ["A town.", "A river."]
     assert [one.problem for one in report.left_out] == [
         f"{tmp_path}/m is a model",
         f"{tmp_path}/old is a knowledge base",
         f"{tmp_path}/ws is a workspace",
+        f"{tmp_path}/own/kb is a knowledge base",
     ]
+
+
+def test_a_folder_that_cannot_be_opened_hides_no_other_file(tmp_path: Path, monkeypatch) -> None:
+    def closed(folder: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    (tmp_path / "closed").mkdir()
+    (tmp_path / "a.txt").write_text("A town.")
+    monkeypatch.setattr(sources, "what_it_is", closed)
+    assert [one.text for one in read(tmp_path)[0]] == ["A town."]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from fpdf import FPDF
 from fpdf.fonts import FontFace
 
 from realm.documents import child_process
+from realm.documents.formats import pdf as pages
 from realm.documents.formats.pdf import read as read_pdf
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
@@ -153,6 +154,27 @@ def test_a_cell_of_several_lines_stays_in_its_column(tmp_path: Path) -> None:
     assert pdf_text(tmp_path / "a.pdf").split("\n\n") == [
         SENTENCES[0],
         "Sensor: Depth; Range: 0 to 60 m; Accuracy: 0.1 m; Check: every 12 months, or after each fall to the ground.",
+    ]
+
+
+def test_a_word_that_is_divided_in_a_cell_is_joined_and_ends_no_sentence() -> None:
+    def row(base: float, *cells: tuple[float, str], divided: bool = False) -> pages.Row:
+        words = tuple(pages.Word(left, left + 5 * len(text), text) for left, text in cells)
+        text = " | ".join(text for _, text in cells)
+        return pages.Row(
+            text, words[0].left, words[-1].right, base, 10, divided, words, "B" if base == 90 else ""
+        )
+
+    rows = [
+        row(90, (0, "Town"), (100, "Note")),
+        row(78, (0, "Arden"), (100, "oxy"), divided=True),
+        row(66, (100, "gen")),
+        row(54, (0, "Kelso"), (100, "wa"), divided=True),
+    ]
+    assert pages._joined([pages._with_tables([*rows, row(42, (0, "ter runs there."))])]).split("\n\n") == [
+        "Town: Arden; Note: oxygen.",
+        "Town: Kelso; Note: wa.",
+        "ter runs there.",
     ]
 
 

@@ -350,7 +350,7 @@ def test_folders_of_others_are_distinguished(tokenizer: Tokenizer, tmp_path: Pat
         load_model(tmp_path / "hf")
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "a\0b", "encoder", "fifo"])
+@pytest.mark.parametrize("name", ["/dev/zero", "../outside", "a\0b", "a\nb", "encoder", "fifo"])
 def test_checksums_name_no_other_files_and_no_devices(
     tokenizer: Tokenizer, tmp_path: Path, name: str
 ) -> None:
@@ -360,8 +360,11 @@ def test_checksums_name_no_other_files_and_no_devices(
     os.mkfifo(folder / "fifo")
     manifest = json.loads((folder / "realm.json").read_text())
     (folder / "realm.json").write_text(json.dumps(manifest | {"checksums": {name: "0" * 8}}))
-    with pytest.raises(RealmError, match=r"is not a file inside the folder|is missing, or is no file"):
+    with pytest.raises(
+        RealmError, match=r"is not a file inside the folder|is missing, or is no file"
+    ) as error:
         load_model(folder)
+    assert "\n" not in str(error.value)
     (folder / "encoder" / CHECKSUMS).write_text(json.dumps({name: "0" * 8}))
     with pytest.raises(RealmError, match=r"is not a file inside the folder|is missing, or is no file"):
         checksums.check_folder(folder / "encoder")

@@ -102,8 +102,14 @@ def test_chance_in_seeds_questions_and_single_outcomes_is_rarely_called_a_differ
     assert np.mean(below) > 0.005
 
 
-def test_seeds_and_questions_must_be_several() -> None:
-    with pytest.raises(ValueError, match="1 seeds and 4 questions"):
+def test_one_question_has_the_t_test_of_its_seeds_and_one_seed_has_none() -> None:
+    hit_S = np.array([[1], [0], [1], [1]])
+    found, plain = (
+        paired_difference(hit_S, np.zeros_like(hit_S), 1),
+        stats.ttest_1samp(100.0 * hit_S[:, 0], 0),
+    )
+    assert found["p"] == pytest.approx(plain.pvalue)
+    with pytest.raises(ValueError, match="there is one seed"):
         seeds_difference(np.ones((1, 4)), np.ones((1, 4)))
 
 

@@ -36,10 +36,10 @@ def run(
     corpus, and on the `question_files`.
 
     Raises:
-        InputError: a stage refuses its input, or matplotlib is missing.
+        InputError: a stage refuses its input, or a package of the extra `demo` is missing.
     """
-    if find_spec("matplotlib") is None:
-        raise InputError("the demo draws its curves with matplotlib: pip install 'realm-lm[demo]'")
+    if missing := [name for name in ("matplotlib", "scipy") if find_spec(name) is None]:
+        raise InputError(f"the demo needs {' and '.join(missing)}: pip install 'realm-lm[demo]'")
     for file in question_files:
         read_questions(file)  # a file that cannot be used is an error now, not after hours of training
     reports = {}

@@ -278,6 +278,9 @@ _GAP = 0.4
 _FAR = 4.0
 """Largest distance between two rows of a table in font sizes."""
 
+_MOST_ROWS, _MOST_WORDS = 200, 100
+"""Most rows of a table on a page, and most words of a row."""
+
 
 class _Gap(NamedTuple):
     """A place without words, its left and right side, and whether it is wide in one of the rows that have it."""
@@ -306,10 +309,14 @@ def _table(rows: Sequence[Row], start: int) -> tuple[int, list[Row]]:
     above.
     """
     first, end = rows[start], start + 1
-    gaps = _gaps(first)[1:-1]
-    while gaps and end < len(rows):
+    gaps = _gaps(first)[1:-1] if len(first.words) <= _MOST_WORDS else []
+    while gaps and end < min(len(rows), start + _MOST_ROWS):
         row, before = rows[end], rows[end - 1]
-        if not 0.5 < (before.base - row.base) / first.size < _FAR or not 0.9 < row.size / first.size < 1.1:
+        if (
+            len(row.words) > _MOST_WORDS
+            or not 0.5 < (before.base - row.base) / first.size < _FAR
+            or not 0.9 < row.size / first.size < 1.1
+        ):
             break
         of_row = _gaps(row)
         common = _common(gaps, of_row, _GAP * first.size)
@@ -323,17 +330,24 @@ def _table(rows: Sequence[Row], start: int) -> tuple[int, list[Row]]:
         gaps, end = common, end + 1
     columns = [gap for gap in gaps if gap.is_wide]
     lines: list[list[str]] = []
+    divided: int | None = None
     for row in rows[start:end] if columns else ():
         cells = _cells(row, columns)
         if lines and not cells[0]:
-            lines[-1] = [" ".join(filter(None, pair)) for pair in zip(lines[-1], cells, strict=True)]
+            lines[-1] = [
+                a + ("" if divided == place else " ") + b if a and b else a + b
+                for place, (a, b) in enumerate(zip(lines[-1], cells, strict=True))
+            ]
         else:
             lines.append(cells)
+        # The column whose last word continues in the next row.
+        divided = max(place for place, cell in enumerate(cells) if cell) if row.divided else None
     has_own_font = all(row.font != first.font for row in rows[start + 1 : end])
     if len(lines) < 3 or not names_columns(lines, has_own_font):
         return start + 1, []
     return end, [
-        rows[end - 1]._replace(text=sentence_of(lines[0], cells), is_sentence=True) for cells in lines[1:]
+        rows[end - 1]._replace(text=sentence_of(lines[0], cells), is_sentence=True, divided=False)
+        for cells in lines[1:]
     ]
 
 
@@ -410,6 +424,8 @@ def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
 
 def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[int, float]) -> str:
     """The text between two rows: a space in a paragraph, a line break after a short row, a blank line between paragraphs."""
+    if before.is_sentence or row.is_sentence:
+        return "\n\n"
     size = max(before.size, row.size)
     drop = before.base - row.base
     goes_on = row.text[0].islower()

@@ -139,17 +139,18 @@ def seeds_difference(a_SN: np.ndarray, b_SN: np.ndarray) -> Difference:
     seeds, questions = value_SN.shape
     mean, mean_S, mean_N = float(value_SN.mean()), value_SN.mean(axis=1), value_SN.mean(axis=0)
     free_S, free_N = seeds - 1, questions - 1
-    if not free_S or not free_N:
-        raise ValueError(f"{seeds} seeds and {questions} questions: two of each are needed")
+    if not free_S:
+        raise ValueError("there is one seed, and two or more are needed")
     of_seeds = questions * float(((mean_S - mean) ** 2).sum()) / free_S
-    of_questions = seeds * float(((mean_N - mean) ** 2).sum()) / free_N
+    # With one question, only the seeds vary, and these two are 0.
+    of_questions = seeds * float(((mean_N - mean) ** 2).sum()) / max(1, free_N)
     left_SN = value_SN - mean_S[:, None] - mean_N + mean
-    left = float((left_SN**2).sum()) / (free_S * free_N)
+    left = float((left_SN**2).sum()) / (free_S * max(1, free_N))
     variance, free = of_questions, float(free_N)
     if of_seeds > left:
         variance = of_questions + of_seeds - left
         parts = ((of_seeds, free_S), (of_questions, free_N), (left, free_S * free_N))
-        free = variance**2 / sum(part**2 / free_part for part, free_part in parts)
+        free = variance**2 / sum(part**2 / max(1, free_part) for part, free_part in parts)
     error = math.sqrt(variance / value_SN.size)
     if not error:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
