@@ -264,7 +264,7 @@ def test_without_matplotlib_the_demo_is_refused_before_it_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(from_text, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="matplotlib: pip install"):
+    with pytest.raises(InputError, match="needs matplotlib and scipy: pip install"):
         from_text.run(FromTextConfig(), "demo", tmp_path / "work", [], print)
     assert not (tmp_path / "work").exists()
 

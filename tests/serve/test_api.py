@@ -23,6 +23,7 @@ from realm.serve import app
 from realm.serve.client import Client
 from realm.serve.settings import ServeConfig
 from realm.store.knowledge_base import KnowledgeBase
+from realm.workspace.report import FitJson
 from tests.conftest import TOWNS
 from tests.serve.asking import OAKHAM, QUESTION, assert_problem, metric, post, wait_for
 from tests.serve.conftest import CONFIG, TOKEN, running
@@ -223,7 +224,8 @@ def test_a_body_that_is_not_json_is_a_problem_of_the_body(served) -> None:
 
 
 def test_example_questions_are_those_of_the_last_fit(own_server) -> None:
-    report = {"examples": [{"question": "when was Arden founded?"}, {"question": "who built it?"}]}
+    examples = [{"question": "when was Arden founded?"}, {"question": "who built it?"}]
+    report = dict.fromkeys(FitJson.__required_keys__) | {"examples": examples}
     file = own_server.kb.parent / "report.json"
     file.write_text(json.dumps(report))
     assert own_server.client(TOKEN).examples() == ["when was Arden founded?", "who built it?"]
