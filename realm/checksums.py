@@ -35,11 +35,11 @@ def changed(folder: Path, recorded: Mapping[str, str], leave: Iterable[str] = ()
     """A message about the first file that differs from its checksum, or "". Files in `leave` are not read."""
     for name in sorted(recorded.keys() - set(leave)):
         # A folder of another person could name any file or device.
-        if "\0" in name or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+        if not name.isprintable() or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
             return f"{shown(name)} is not a file inside the folder"
         try:
             if not (folder / name).is_file():
-                return f"{shown(name)} is missing, or is no file"
+                return f"{name} is missing, or is no file"
             if _of_file(folder / name) != recorded[name]:
                 return f"{name} differs from its checksum"
         except OSError as error:

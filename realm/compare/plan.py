@@ -32,6 +32,7 @@ from realm.compare.rows import (
     WITHOUT_ICT,
     Row,
     Start,
+    beside,
     encoder_of,
     row_settings,
 )
@@ -100,8 +101,8 @@ class TablePlan:
                 raise InputError(f"there is no row {name!r}: rows are {', '.join(self.table)}")
             if name in self.left_out():
                 raise InputError(f"the row {name} needs {self.left_out()[name]}")
-        beside = {STARTS[self.table[name].start].beside for name in wanted} - {"realm"}
-        with_models = {*wanted, *(self.table[name].of for name in wanted), *beside}
+        others = {beside(self.table[name].start) for name in wanted} - {"realm"}
+        with_models = {*wanted, *(self.table[name].of for name in wanted), *others}
         return {name: row for name, row in self.table.items() if name in with_models}
 
     def left_out(self) -> dict[str, str]:

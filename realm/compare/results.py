@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, TypedDict, cast
 import numpy as np
 
 from realm.compare.plan import READING, TablePlan
-from realm.compare.rows import BM25, STARTS, beside
+from realm.compare.rows import BM25, beside
 from realm.errors import DamagedError, InputError
 from realm.files import read_json
 from realm.model.manifest import read_manifest
@@ -289,7 +289,7 @@ def _rows(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, RowJson]:
             "seconds": _seconds(plan, name, seeds[0]),
             "read": round(float(np.mean([one.read for one in every])), 1),
             "tests": {
-                test: _tested(name, STARTS[row.start].beside, tests[test], seen[test], predictions)
+                test: _tested(name, beside(row.start), tests[test], seen[test], predictions)
                 for test, predictions in predicted.items()
             },
         }
@@ -297,16 +297,16 @@ def _rows(plan: TablePlan, tests: dict[str, _Test]) -> dict[str, RowJson]:
 
 
 def _tested(
-    name: str, beside: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Prediction]
+    name: str, other: str, test: _Test, seen_N: np.ndarray, predictions: Sequence[Prediction]
 ) -> Tested:
     correct_SN, f1_SN = test.correct[name], test.f1[name]
     has_passages = any(one.passages for one in predictions)
     every_N = np.ones_like(seen_N)
 
     def less(chosen_N: np.ndarray) -> PairedDifference | None:
-        if name == "realm" or beside not in test.correct or not chosen_N.any():
+        if name == "realm" or other not in test.correct or not chosen_N.any():
             return None
-        return paired_difference(test.correct[beside][:, chosen_N], correct_SN[:, chosen_N], 1)
+        return paired_difference(test.correct[other][:, chosen_N], correct_SN[:, chosen_N], 1)
 
     return {
         "all": _answered(correct_SN, f1_SN, every_N),

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from realm.documents.reading import read_documents
 from realm.files import read_json, write_json_lines
+from realm.folders import KB
 from realm.stages.runner import Section, Stage
-from realm.workspace.report import KB, REPORT, FitJson
+from realm.workspace.report import REPORT, FitJson
 from realm.workspace.settings import FitConfig
 
 

@@ -23,7 +23,7 @@ from realm.documents.remote import SCHEMES, addresses_of, is_pattern, is_remote,
 from realm.documents.wikipedia import wikiextractor
 from realm.documents.wikipedia.dumps import dump
 from realm.errors import InputError
-from realm.folders import VERSIONS, what_it_is
+from realm.folders import DOCUMENTS, KB, VERSIONS, what_it_is
 from realm.keys import KeyTable
 
 
@@ -218,7 +218,7 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
 def _made_by_realm(folder: Path) -> str:
     """ "a workspace", "a knowledge base" or "a model"; "" for a folder of the user."""
     with suppress(OSError):  # a folder that cannot be opened is reported when it is walked
-        if (folder / "documents.json").is_file() and what_it_is(folder / "kb"):
+        if (folder / DOCUMENTS).is_file() and what_it_is(folder / KB):
             return "a workspace"
         return what_it_is(folder)
     return ""

@@ -37,7 +37,7 @@ class Candidates(NamedTuple):
     """The candidates of each query, and the excluded passages."""
 
     number_BK: np.ndarray
-    """Passage numbers. Column 0 is the null passage, which also takes the last columns of a query with too few passages."""
+    """Passage numbers. Column 0 is the null passage, which also takes the columns for which a query has too few passages."""
     excluded: list[np.ndarray]
     """Per query, the passage of the query and the retrieved passages that repeat the text of the query."""
 

@@ -20,6 +20,7 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 
 
 Cuts = Literal["sentences", "rows", "headings", "documents"]
+"""Values of the setting `cut`."""
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from realm.files import read_json
 from realm.hub import encoder_folder
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_PROBE = "A known word, and one of no language: \u2603x\u2603."
 """BERT's special wordpieces; a vocabulary from `Tokenizer.train` begins with these wordpieces."""
+_PROBE = "A known word, and one of no language: \u2603x\u2603."
 
 
 class Encoding(NamedTuple):

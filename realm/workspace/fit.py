@@ -31,7 +31,7 @@ from realm import __version__
 from realm.documents.reading import stamp
 from realm.errors import InputError, OtherSettings, shortened, writing
 from realm.files import write_json, write_json_lines
-from realm.folders import LOCK, one_writer, only_holder, remove, replace_folder, restore
+from realm.folders import KB, LOCK, one_writer, only_holder, remove, replace_folder, restore
 from realm.index.embedding import IndexConfig
 from realm.index.versions import build_index
 from realm.kept_values import PARSED, database_files, remove_database
@@ -49,7 +49,6 @@ from realm.workspace import judging
 from realm.workspace.examples import SHOWN, drawn, right_first
 from realm.workspace.folder import Workspace
 from realm.workspace.report import (
-    KB,
     MODEL,
     REPORT,
     TESTS,

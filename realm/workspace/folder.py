@@ -12,6 +12,7 @@ from typing import Any
 
 from realm.documents.reading import documents_of
 from realm.errors import InputError
+from realm.folders import KB
 from realm.hub import workspace_folder, workspace_part
 from realm.model.calibration import Method
 from realm.qa.answers import Answer, Answers, Hit, RankedPassage
@@ -21,7 +22,7 @@ from realm.store.add import AddResult
 from realm.store.knowledge_base import DocumentEntry
 from realm.text.corpus import Passage, passage_id
 from realm.workspace.living import LivingKnowledge, Snapshot
-from realm.workspace.report import KB, MODEL, FitJson, read_report
+from realm.workspace.report import MODEL, FitJson, read_report
 
 
 class Workspace:

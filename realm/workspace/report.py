@@ -12,6 +12,7 @@ from realm import __version__
 from realm.documents.reading import stamp
 from realm.errors import DamagedError
 from realm.files import read_json
+from realm.folders import KB
 from realm.qa.scoring.metrics import Recall
 from realm.qa.scoring.significance import PairedDifference, p_value
 from realm.qa.scoring.tables import RECALL_HEAD, aligned, recall_cell
@@ -19,7 +20,6 @@ from realm.store.tables.table import PASSAGES, newest_version
 from realm.workspace.settings import FitConfig
 from realm.workspace.sources import check_sources, source_names, watched_documents
 
-KB = "kb"
 MODEL = "model"
 REPORT = "report.json"
 TESTS = {"masked_facts": "masked facts", "made_questions": "made questions"}

@@ -16,6 +16,7 @@ class FitConfig(PassagesConfig):
     """Settings of a fit."""
 
     cut: Cuts = "rows"
+    """As in `PassagesConfig`, with another default: people ask about single rows of their tables."""
     start: str = "package:realm-small"
     """The start model, which is adapted to the documents: a folder, package:NAME or hf:OWNER/NAME."""
     minutes: float = 10.0

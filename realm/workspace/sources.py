@@ -12,8 +12,9 @@ from typing import TypedDict
 
 from realm.errors import DamagedError, InputError
 from realm.files import read_json, write_json
+from realm.folders import DOCUMENTS
 
-DOCUMENTS, WATCHED = "documents.json", "watched.json"
+WATCHED = "watched.json"
 WATCH_LOCK = ".watch.lock"
 """File whose lock a watcher holds until it ends, because watched.json has one writer at a time."""
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import ConflictError, InputError
 from realm.files import write_json
-from realm.folders import remove
+from realm.folders import DOCUMENTS, KB, remove
 from realm.kept_values import PARSED
 from realm.local_processes import FRESH, default_processes
 from realm.model.folder import Model
@@ -25,10 +25,9 @@ from realm.store.settings import KnowledgeBaseConfig
 from realm.store.tables.table import newest_version
 from realm.text.corpus import Document, PassagesConfig
 from realm.text.salient_spans import Tagger, load_tagger
-from realm.workspace.report import KB, read_report
+from realm.workspace.report import read_report
 from realm.workspace.settings import FitConfig
 from realm.workspace.sources import (
-    DOCUMENTS,
     DocumentsJson,
     check_sources,
     forget_watched,

@@ -23,11 +23,11 @@ from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.sources import files_of
 from realm.errors import InputError, RealmError
 from realm.files import read_json, write_json
-from realm.folders import one_writer, only_holder
+from realm.folders import KB, one_writer, only_holder
 from realm.qa.pipeline import AnswerConfig
 from realm.text.corpus import Document
 from realm.workspace.living import LivingKnowledge
-from realm.workspace.report import KB, MODEL, read_report
+from realm.workspace.report import MODEL, read_report
 from realm.workspace.settings import EVERY, SETTLE
 from realm.workspace.sources import (
     WATCH_LOCK,
