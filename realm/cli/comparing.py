@@ -19,6 +19,7 @@ from realm.cli.arguments import (
     positive,
     report,
     settings,
+    wrapped,
 )
 from realm.errors import DivergedError, InputError
 from realm.settings import presets, read_config, tables_of
@@ -184,7 +185,7 @@ def _knn(args: argparse.Namespace) -> None:
 
     config = settings(args, knn_lm.KnnConfig)
     found = knn_lm.measure(KnowledgeBase.open(args.kb), args.model, Path(args.out), config)
-    report(args, found, knn_lm.lines(found))
+    report(args, found, list(map(wrapped, knn_lm.lines(found))))
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -482,7 +482,7 @@ def table(report: KnnJson) -> list[list[str]]:
     parts = [key for key in ("nats_found", "nats_missed") if key in report["realm"]]
     if parts:
         found, missed = report["found"], 100 - report["found"]
-        heading += [f"nats, span retrieved ({found:.1f} %)", f"nats, others ({missed:.1f} %)"]
+        heading += [f"span retrieved ({found:.1f} %)", f"others ({missed:.1f} %)"]
     rows = [[f"{report['n']:,} masked facts", *heading]]
     for key, label in named.items():
         one: Predicted = report[key]  # type: ignore[literal-required]
@@ -496,9 +496,13 @@ def table(report: KnnJson) -> list[list[str]]:
 
 
 def lines(report: KnnJson) -> list[str]:
-    """The report as lines for a terminal."""
+    """The report as lines for a terminal: two tables, because one would be wider than most terminals."""
+    rows = table(report)
     return [
-        *aligned(table(report)),
+        *aligned([row[:3] for row in rows]),
+        "",
+        *aligned([[row[0], *row[3:]] for row in rows]),
+        "",
         f"The datastore has {report['entries']:,} entries. Lambda ({report['knn_weight']:g}) and the temperature "
         f"({report['temperature']:g}) were chosen on as many other masked facts.",
     ]
