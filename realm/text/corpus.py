@@ -32,8 +32,9 @@ class PassagesConfig:
     passages without tags."""
     cut: Cuts = "sentences"
     """Where passages begin. "sentences": a passage has as many sentences as fit. "rows": the same, but each row of a table
-    with column names is a passage of its own, so that a model does not confuse it with the rows around it. "headings": a
-    passage also begins at each heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings.
+    with column names is a passage of its own, so that a model does not confuse it with the rows around it, and a heading is
+    in the passage of the text below it. "headings": a passage also begins at each heading of Markdown, HTML, Word documents and
+    EPUB, and its title is the path of the headings.
     "documents": each document, such as a record of JSON Lines, is one passage; models read only the first `passage_tokens`
     wordpieces of a longer passage."""
     passage_overlap: int = 0
@@ -153,7 +154,8 @@ class Cut(NamedTuple):
     whole: bool = False
     """True: each section, or each document without sections, is one passage of any length."""
     rows: bool = False
-    """True: each row of a table with column names (`ROW`) is a passage of its own."""
+    """True: each row of a table with column names (`ROW`) is a passage of its own, and headings at the end of a passage move to
+    the text below them, if they fit there."""
 
 
 BLOCKS = Cut()
@@ -190,14 +192,22 @@ def split_document(
             {found.span() for found in ROW.finditer(document.text, section.start, end)} if cut.rows else set()
         )
         parts = sorted({section.start, end, *(place for row in rows for place in row)})
+        above: list[_Piece] = []
         for part in pairwise(parts):
             first, last = (
                 (0, 0) if part in rows else (bisect_right(starts, part[0]), bisect_left(starts, part[1]))
             )
             bounds = [part[0], *starts[first:last], part[1]]
             pieces = _pieces(document.text, bounds, count_tokens, budget)
-            blocks = _pack(pieces, budget, cut.overlap)
-            passages += [_passage(document, section.title, annotations.spans, block) for block in blocks]
+            if cut.rows:
+                pieces = (piece._replace(heading=_is_heading(document.text, piece)) for piece in pieces)
+            blocks = list(_pack([*above, *pieces], budget, cut.overlap))
+            above = _headings(blocks[-1]) if blocks and part[1] < end else []
+            if above:
+                blocks[-1] = blocks[-1][: -len(above)]
+            passages += [
+                _passage(document, section.title, annotations.spans, block) for block in blocks if block
+            ]
     return passages
 
 
@@ -207,6 +217,7 @@ class _Piece(NamedTuple):
     start: int
     end: int
     tokens: int
+    heading: bool = False
 
 
 def _pieces(text: str, bounds: Sequence[int], count_tokens: CountTokens, budget: int) -> Iterator[_Piece]:
@@ -241,20 +252,45 @@ def _cut(text: str, start: int, end: int, count_tokens: CountTokens, budget: int
 def _pack(pieces: Iterable[_Piece], budget: int, overlap: int = 0) -> Iterator[list[_Piece]]:
     """Groups of consecutive pieces with at most `budget` tokens; a group of one piece may have more tokens.
 
-    A group begins with the last pieces of the group before, as far as these have at most `overlap` tokens and leave room for a
-    further piece.
+    Headings at the end of a group move to the next group if there is room. Otherwise, the next group begins with the last
+    pieces of the group before, as far as these have at most `overlap` tokens and leave room for a further piece.
     """
     block: list[_Piece] = []
     tokens = 0
     for piece in pieces:
         if block and tokens + piece.tokens > budget:
-            yield block
-            block = _last(block, min(overlap, budget - piece.tokens)) if overlap else []
+            above = _headings(block)
+            if 0 < len(above) < len(block) and sum(one.tokens for one in (*above, piece)) <= budget:
+                yield block[: -len(above)]
+                block = above
+            else:
+                yield block
+                block = _last(block, min(overlap, budget - piece.tokens)) if overlap else []
             tokens = sum(one.tokens for one in block)
         block.append(piece)
         tokens += piece.tokens
     if block:
         yield block
+
+
+def _headings(block: Sequence[_Piece]) -> list[_Piece]:
+    """The headings at the end of a group; none if they are so many that they are the items of a list."""
+    number = next((n for n, piece in enumerate(reversed(block)) if not piece.heading), len(block))
+    return list(block[len(block) - number :]) if number <= _MOST_HEADINGS else []
+
+
+_MOST_HEADINGS = 3
+_HEADING = re.compile(r"[^\n]{0,99}[^\s.!?;,]\Z")
+
+
+def _is_heading(text: str, piece: _Piece) -> bool:
+    """Whether a sentence is a heading: a short paragraph without a mark at its end, above another one."""
+    around = text[max(0, piece.start - 2) : piece.start], text[piece.end : piece.end + 2]
+    return (
+        (piece.start == 0 or around[0] == "\n\n")
+        and around[1] == "\n\n"
+        and _HEADING.match(text, piece.start, piece.end) is not None
+    )
 
 
 def _last(block: Sequence[_Piece], most: int) -> list[_Piece]:

@@ -119,18 +119,20 @@ def annotated_documents(draw: st.DrawFn) -> tuple[Document, Annotations]:
     text, ranges = draw(st.sampled_from(["", " ", "\n\n"])), []
     for piece in draw(st.lists(sentence, max_size=8)):
         ranges.append((len(text), len(text) + len(piece)))
-        text += piece + draw(st.sampled_from(["", " ", "\u00a0\n"]))
+        text += piece + draw(st.sampled_from(["", " ", "\u00a0\n", "\n\n"]))
     bounds = sorted(draw(st.sets(st.integers(0, len(text)), max_size=12)))
     spans = tuple(Span(a, b, "X") for a, b in zip(bounds[::2], bounds[1::2], strict=False))
     title = draw(st.text("ab ", max_size=30))
     return Document(title, text, "id"), Annotations(tuple(ranges), spans)
 
 
-@given(annotated_documents(), st.sampled_from([words, characters]), st.integers(8, 40))
-@example((Document("", "a", "id"), Annotations(((0, 1),), ())), words, 8)
-def test_split_loses_nothing_and_keeps_order_budget_and_spans(annotated_document, count, max_tokens) -> None:
+@given(annotated_documents(), st.sampled_from([words, characters]), st.integers(8, 40), st.booleans())
+@example((Document("", "a", "id"), Annotations(((0, 1),), ())), words, 8, False)
+def test_split_loses_nothing_and_keeps_order_budget_and_spans(
+    annotated_document, count, max_tokens, rows
+) -> None:
     document, annotations = annotated_document
-    passages = split_document(document, annotations, count, Cut(max_tokens))
+    passages = split_document(document, annotations, count, Cut(max_tokens, rows=rows))
 
     position, kept = 0, []
     budget = max_tokens - 3 - min(count([document.title])[0], max_tokens // 2)
@@ -283,6 +285,38 @@ def test_a_row_that_is_too_long_is_cut_and_shares_no_passage_with_others() -> No
     made = [one.text for one in split(f"Before.\n{row}\nAfter.", [(0, 7)], max_tokens=15, rows=True)]
     assert made[0] == "Before." and made[-1] == "After." and len(made) > 4
     assert "".join("".join(made[1:-1]).split()) == "".join(row.split())
+
+
+def test_a_heading_is_in_the_passage_of_the_text_below_it() -> None:
+    lines = (
+        "Holidays",
+        "You have 28 days.",
+        "Illness",
+        "At work",
+        "Call your manager before nine.",
+        "Parts",
+        ROWS[0],
+        ROWS[1],
+    )
+    text, sentences = annotated(*lines, gap="\n\n")
+    assert split(text, sentences, max_tokens=14)[0].text.endswith("Illness\n\nAt work")
+    made = [one.text.split("\n\n") for one in split(text, sentences, max_tokens=14, rows=True)]
+    assert made == [[*lines[:2]], [*lines[2:5]], ["Parts", ROWS[0]], [ROWS[1]]]
+
+
+def test_a_heading_without_room_below_it_and_the_last_items_of_a_list_stay() -> None:
+    lines = (
+        "Ill",
+        "Call your manager before nine o'clock today.",
+        "A",
+        "B",
+        "C",
+        "D",
+        "A long sentence is below the list.",
+    )
+    text, sentences = annotated(*lines, gap="\n\n")
+    made = [one.text.split("\n\n") for one in split(text, sentences, max_tokens=12, rows=True)]
+    assert made == [["Ill"], [lines[1]], [*lines[2:6]], [lines[6]]]
 
 
 def test_the_rows_are_those_that_the_readers_write() -> None:
