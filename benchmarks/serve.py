@@ -107,7 +107,7 @@ def through_server(
     """Measures a server with `clients` clients, and with another client that changes documents -> a row of the table."""
     token = secrets.token_hex(16)
     with serving(kb, model, "--writable", "--set", f"batch={batch}", REALM_TOKEN=token) as (url, _):
-        Client(url).answer(questions[0])
+        Client(url).answers(questions[0])
         before = batches(url)
         took, errors, lasted, written = asyncio.run(load(url, token, questions, clients, seconds, writes))
         count, total = (after - old for after, old in zip(batches(url), before, strict=True))

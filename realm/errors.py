@@ -167,21 +167,23 @@ def writing(path: str | os.PathLike[str], *kinds: type[Exception]) -> Iterator[N
 
 
 def at_least(settings: object, **least: float) -> None:
-    """Raises ValueError if a setting is below its least value or is NaN. `least` has names of settings and least values.
+    """Raises InputError if a setting is no number, is below its least value or is NaN. `least` has names of settings and least
+    values.
 
     A setting that is None is not checked.
     """
     for name, bound in least.items():
         value = getattr(settings, name)
-        if value is not None and not value >= bound:
-            raise ValueError(f"{name} is {value}: it must be {bound} or more")
+        if value is not None and not (isinstance(value, int | float) and value >= bound):
+            raise InputError(f"{name} is {shown(value)}: it must be {bound} or more")
 
 
 def check_shares(settings: object, *names: str) -> None:
-    """Raises ValueError if one of the named settings is not a share, a number from 0 to 1."""
+    """Raises InputError if one of the named settings is not a share, a number from 0 to 1. None is not checked."""
     for name in names:
-        if not 0 <= getattr(settings, name) <= 1:
-            raise ValueError(f"{name} is {getattr(settings, name)}: it must be between 0 and 1")
+        value = getattr(settings, name)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
+            raise InputError(f"{name} is {shown(value)}: it must be between 0 and 1")
 
 
 def no_rank(command: str) -> InputError:

@@ -120,6 +120,17 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         raise InputError(f"{where}: " + "; ".join(problems)) from None
 
 
+def checked(cls: type[T], settings: object) -> T:
+    """Settings that were made in Python, whose types Python does not check.
+
+    Raises:
+        InputError: they are no instance of the dataclass `cls`, or a value cannot be used.
+    """
+    if not isinstance(settings, cls):
+        raise InputError(f"the settings are {shown(settings)}: they must be of the class {cls.__name__}")
+    return config_from(cls, dataclasses.asdict(settings), cls.__name__)  # type: ignore[call-overload]
+
+
 def _config_path(file: str, folder: Path = Path()) -> Path:
     """The path of a preset, or of a file whose path may be relative to `folder`."""
     known = presets()

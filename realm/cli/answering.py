@@ -220,8 +220,8 @@ def _answer(args: argparse.Namespace) -> None:
             )
         from realm.serve.client import Client
 
-        answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answer(
-            args.question, args.method, where=args.where
+        answer = Client(args.server, os.environ.get("REALM_READ_TOKEN")).answers(
+            args.question, method=args.method, where=args.where
         )
     else:
         if args.kb is None or args.model is None:

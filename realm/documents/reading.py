@@ -175,22 +175,33 @@ def read_documents(
     return _documents(read_in_processes(found, limits, processes, kept), limits, report, taken)
 
 
-def documents_of(records: Iterable[Mapping[str, Any]]) -> Iterator[Document]:
+def documents_of(
+    records: Iterable[Mapping[str, Any]], max_document_chars: int = PassagesConfig.max_document_chars
+) -> Iterator[Document]:
     """The documents of records in memory, `{"title"?, "text", "id"?}`, with the same ids as from a JSON Lines file.
 
-    All other keys of a record are fields of the document.
+    All other keys of a record are fields of the document, and so are those of a mapping "fields", as in the REST API.
 
     Raises:
-        InputError: a record has no text, has neither id nor title nor url, or has values of other types; the message has the
-            number of the record.
+        InputError: a record has no text, has neither id nor title nor url, has values of other types, or is longer than
+            `max_document_chars`; the message has the number of the record. Or a field cannot be stored.
     """
+    report = _StrictReport()
     read = (_in_memory(f"record {number}", one) for number, one in enumerate(records, start=1))
-    return _documents(read, Limits(), _StrictReport())
+    for document in _documents(read, Limits(max_document_chars), report):
+        for name in report.fields_left_out:
+            raise InputError(
+                f"the field {shortened(name, 100)!r} of the document {shortened(document.id, 100)!r} cannot be stored, because "
+                f"its value is longer than {LONGEST_VALUE:,} characters or not JSON"
+            )
+        yield document
 
 
 def _in_memory(where: str, one: object) -> Record | Unreadable:
     if not isinstance(one, Mapping):
         return Unreadable(where, Reason.FIELDS, f"{where} is {shown(one)}, not a mapping")
+    if isinstance(inner := one.get("fields"), Mapping):
+        one = {**{name: value for name, value in one.items() if name != "fields"}, **inner}
     found = record(where, one)
     # The place would be the id, and records of the next call have the same places.
     if isinstance(found, Record) and found.id is None and _name(found, found.fields) == where:

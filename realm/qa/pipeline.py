@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from realm.errors import InputError, at_least
+from realm.errors import InputError, at_least, check_shares
 from realm.index.versions import APPROXIMATE, EXACT, RAY, IndexVersion, complete_index
 from realm.interop.span_readers import take_reader
 from realm.model.calibration import NO_FEATURES, Features, Method
@@ -69,11 +69,10 @@ class AnswerConfig(DeviceConfig):
 
     def __post_init__(self) -> None:
         at_least(self, read=1, answers=1)
-        if self.threshold is not None and not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold is {self.threshold}: it is a probability, between 0 and 1")
+        check_shares(self, "threshold")
         if self.search not in (EXACT, APPROXIMATE, RAY) and not is_address(self.search):
             # The value is not shown, because a mistyped address can contain a password.
-            raise ValueError("search is not exact, approximate, ray or an address postgresql://...")
+            raise InputError("search is not exact, approximate, ray or an address postgresql://...")
 
 
 class _Evidence(NamedTuple):

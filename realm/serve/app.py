@@ -19,6 +19,7 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Res
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -49,6 +50,21 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parent / "page"
 _log = logging.getLogger(__name__)
+
+
+class _DocumentId(Convertor[str]):
+    """Any text. In the convertor `path` of Starlette, no line break is part of the text."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("document", _DocumentId())
 
 
 def create_app(
@@ -238,7 +254,7 @@ def _add_knowledge(api: APIRouter, knowledge: LivingKnowledge, name: str) -> Non
         following = start + count if len(found) > count else None
         return JSONResponse({"documents": [one._asdict() for one in found[:count]], "next": following})
 
-    @api.get("/documents/{id:path}", response_model=schemas.DocumentOut, responses=documented(404))
+    @api.get("/documents/{id:document}", response_model=schemas.DocumentOut, responses=documented(404))
     async def document(id: str) -> Response:
         """Returns a document by its id, with its passages."""
         passages = await asyncio.to_thread(knowledge.current.passages_of, id)
@@ -293,7 +309,7 @@ def _add_changes(api: APIRouter, service: Service, token: str | None) -> None:
         return JSONResponse(await service.add(body.documents))
 
     @api.delete(
-        "/documents/{id:path}",
+        "/documents/{id:document}",
         response_model=schemas.DeletedOut,
         dependencies=only_writers,
         responses=refused,

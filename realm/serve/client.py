@@ -7,14 +7,15 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from realm import __version__
 from realm.errors import InputError, RealmError
 from realm.model.calibration import Method
-from realm.qa.answers import Answers
+from realm.qa.answers import Answer, Answers, Hit
+from realm.text.fields import json_value
 
 NDJSON = "application/x-ndjson"
 
@@ -31,8 +32,10 @@ class Client:
     """The server at a URL.
 
     >>> client = Client("http://127.0.0.1:8000")
-    >>> client.answer("Who wrote The Tempest?").answers[0].text  # doctest: +SKIP
+    >>> client.answer("Who wrote The Tempest?").text  # doctest: +SKIP
     'William Shakespeare'
+
+    The methods that `realm.Workspace` has too take the same arguments, and those for questions return the same.
     """
 
     def __init__(self, url: str, token: str | None = None, timeout: float = 60.0, patience: float = 60.0):
@@ -56,7 +59,31 @@ class Client:
         self._token, self._timeout, self._patience = token, timeout, patience
 
     def answer(
-        self, question: str, method: Method | None = None, top_k: int | None = None, where: str | None = None
+        self,
+        question: str,
+        *,
+        method: Method | None = None,
+        top_k: int | None = None,
+        where: str | None = None,
+    ) -> Answer:
+        """The best answer to a question, with its passage. The answer may be a guess; see `answers`.
+
+        Raises:
+            InputError: there is no passage to read.
+        """
+        found = self.answers(question, method=method, top_k=top_k, where=where).answers
+        if not found:
+            which = "" if where is None else f" that matches the filter {where}"
+            raise InputError(f"no answer: {self.url} has no passage to read{which}")
+        return found[0]
+
+    def answers(
+        self,
+        question: str,
+        *,
+        method: Method | None = None,
+        top_k: int | None = None,
+        where: str | None = None,
     ) -> Answers:
         """The answers to a question, from the `top_k` best passages. If `top_k` is None, the default of the server is used.
 
@@ -68,16 +95,28 @@ class Client:
 
     def answer_many(
         self,
-        questions: Sequence[str],
+        questions: Iterable[str],
+        *,
         method: Method | None = None,
         top_k: int | None = None,
         where: str | None = None,
     ) -> Iterator[Answers]:
-        """The answers to many questions, in order. Each item is returned as soon as it arrives."""
+        """The answers to many questions, in order. Each item is returned as soon as it arrives.
+
+        Raises:
+            InputError: `questions` is one text.
+        """
+        if isinstance(questions, str):
+            raise InputError("questions is one text: give a list of questions")
+        return self._answer_many(list(questions), method, top_k, where)
+
+    def _answer_many(
+        self, questions: list[str], method: Method | None, top_k: int | None, where: str | None
+    ) -> Iterator[Answers]:
         with _readable_errors(self.url):
             most = int(self.health()["limits"]["questions"])
         for start in range(0, len(questions), most):
-            part = list(questions[start : start + most])
+            part = questions[start : start + most]
             body = _question_body(part, method, top_k, where)
             with self._open("POST", "/v1/answer", body, NDJSON) as response:
                 lines = _lines(response)
@@ -93,14 +132,13 @@ class Client:
                         answers = Answers.from_json(line)
                     yield answers
 
-    def retrieve(
-        self, question: str, method: Method | None = None, top_k: int = 10, where: str | None = None
-    ) -> list[dict[str, Any]]:
-        """The best passages for a question, each as `{"id", "document", "title", "text", "score", "fields"}`."""
+    def search(
+        self, question: str, top_k: int = 10, *, method: Method | None = None, where: str | None = None
+    ) -> list[Hit]:
+        """The `top_k` best passages for a question, with the scores by which they were ranked."""
         row = self._json("POST", "/v1/retrieve", _question_body(question, method, top_k, where))
         with _readable_errors(self.url):
-            found: list[dict[str, Any]] = row["passages"]
-            return found
+            return [Hit(**one) for one in row["passages"]]
 
     def fill(self, sentence: str, target: str | None = None) -> dict[str, Any]:
         """Predictions for each [MASK] of a sentence, and the effect of each passage on the predictions or on `target`."""
@@ -156,8 +194,16 @@ class Client:
         return self._json("GET", f"/v1/runs/{urllib.parse.quote(name, safe='')}?after={after}")
 
     def add(self, documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-        """Adds documents `{"id"?, "title", "text", "fields"?}`. On return, the documents are on disk and can be found."""
-        return self._json("POST", "/v1/documents", {"documents": [dict(one) for one in documents]})
+        """Adds documents `{"title"?, "text", "id"?}`. On return, the documents are on disk and can be found.
+
+        All other keys of a document, and those of a mapping "fields", are fields of the document. Dates become texts.
+
+        Raises:
+            InputError: one document is given instead of a list, or a field is not JSON.
+        """
+        if isinstance(documents, Mapping):
+            raise InputError("documents is one document: give a list of documents")
+        return self._json("POST", "/v1/documents", {"documents": [_document_body(one) for one in documents]})
 
     def delete(self, id: str) -> int:
         """Deletes a document by its id -> number of removed passages."""
@@ -186,7 +232,10 @@ class Client:
         headers = {"Accept": accept, "User-Agent": f"realm/{__version__}"}
         data = None
         if body is not None:
-            data = json.dumps(body).encode()
+            try:
+                data = json.dumps(body, default=json_value).encode()
+            except (TypeError, ValueError, OverflowError) as error:
+                raise InputError(f"the request cannot be written as JSON: {error}") from None
             headers["Content-Type"] = "application/json"
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
@@ -216,6 +265,14 @@ def _question_body(
     given = {"method": method, "top_k": top_k, "where": where}
     body: dict[str, Any] = {"question" if isinstance(question, str) else "questions": question}
     return body | {name: value for name, value in given.items() if value is not None}
+
+
+def _document_body(document: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {name: value for name, value in document.items() if name in ("id", "title", "text")}
+    others = {name: value for name, value in document.items() if name not in parts}
+    if isinstance(inner := others.get("fields"), Mapping):
+        others = {**{name: value for name, value in others.items() if name != "fields"}, **inner}
+    return parts | ({"fields": others} if others else {})
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

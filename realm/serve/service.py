@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
-from realm.errors import RealmError
+from realm.errors import InputError, RealmError
 from realm.model.calibration import Method
 from realm.serve import responses, schemas
 from realm.serve.batching import Batcher, Busy, Done, NotReady, each
@@ -151,9 +151,16 @@ class Service:
         """Adds or replaces documents -> the numbers of changed documents and passages, and the ids, as JSON.
 
         Raises:
-            RealmError: a document has neither an id nor a title.
+            InputError: a document has neither an id nor a title, or is longer than the setting `max_document_chars` of the
+                knowledge base.
             Busy: too many changes wait.
         """
+        most = self.knowledge.current.kb.config.max_document_chars
+        for one in documents:
+            if len(one.text) > most:
+                raise InputError(
+                    f"the document {_id_of(one)!r} has {len(one.text):,} characters, over the limit of {most:,}: split it"
+                )
         new = [Document(one.title, one.text, _id_of(one), fields=one.fields) for one in documents]
         result = await self.change(lambda: self.knowledge.add(new))
         self.metrics.documents.labels("added").inc(result.added)
@@ -262,5 +269,5 @@ def hits_of(question: str, done: Done) -> dict[str, Any]:
 def _id_of(document: schemas.DocumentIn) -> str:
     name = document.id or document.title
     if not name.strip():
-        raise RealmError("a document has neither an id nor a title: add one of these")
+        raise InputError("a document has neither an id nor a title: add one of these")
     return name

@@ -10,7 +10,9 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 Kind = Literal["bool", "int", "float", "date", "time", "text"]
 Fields = Mapping[str, Any]
@@ -67,8 +69,10 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
     return found
 
 
-def json_value(value: object) -> str:
-    """A date or a time in the format of ISO 8601, a time of day such as 09:30, or a duration such as 30:05:00.
+def json_value(value: object) -> Any:
+    """A date or a time in the format of ISO 8601, a time of day such as 09:30, a duration such as 30:05:00, or a number.
+
+    Decimal numbers become floats, and numbers of numpy those of Python. A UUID becomes a text.
 
     Raises:
         TypeError: JSON has no such value.
@@ -86,6 +90,12 @@ def json_value(value: object) -> str:
             minutes, seconds = divmod(abs(value) // timedelta(seconds=1), 60)
             sign = "-" if value < timedelta(0) else ""
             return f"{sign}{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+        case Decimal():
+            return float(value)
+        case UUID():
+            return str(value)
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # numpy is not imported here
+        return value.item()
     raise TypeError
 
 

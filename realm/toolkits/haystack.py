@@ -8,7 +8,7 @@ import realm
 from realm.errors import InputError
 from realm.model.calibration import Method
 from realm.serve.client import Client
-from realm.toolkits.sources import Source, hits, metadata, name_of, opened
+from realm.toolkits.sources import Source, metadata, name_of, opened
 
 
 @component
@@ -31,11 +31,12 @@ class RealmRetriever:
     @component.output_types(documents=list[Document])
     def run(self, query: str, top_k: int | None = None) -> dict[str, list[Document]]:
         """The best passages for a question."""
-        found = hits(self._source, query, self.top_k if top_k is None else top_k, self.method, self.where)
+        found = self._source.search(
+            query, self.top_k if top_k is None else top_k, method=self.method, where=self.where
+        )
         return {
             "documents": [
-                Document(id=hit["id"], content=hit["text"], meta=metadata(hit), score=hit["score"])
-                for hit in found
+                Document(id=hit.id, content=hit.text, meta=metadata(hit), score=hit.score) for hit in found
             ]
         }
 

@@ -8,7 +8,7 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import PrivateAttr
 
 from realm.model.calibration import Method
-from realm.toolkits.sources import hits, metadata, opened
+from realm.toolkits.sources import metadata, opened
 
 
 class RealmRetriever(BaseRetriever):
@@ -38,8 +38,5 @@ class RealmRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        found = hits(self._opened, query, self.k if k is None else k, self.method, self.where)
-        return [
-            Document(hit["text"], id=hit["id"], metadata=metadata(hit) | {"score": hit["score"]})
-            for hit in found
-        ]
+        found = self._opened.search(query, self.k if k is None else k, method=self.method, where=self.where)
+        return [Document(hit.text, id=hit.id, metadata=metadata(hit) | {"score": hit.score}) for hit in found]

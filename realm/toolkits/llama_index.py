@@ -1,10 +1,12 @@
 """A retriever for LlamaIndex."""
 
+import asyncio
+
 from llama_index.core.retrievers import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from realm.model.calibration import Method
-from realm.toolkits.sources import Source, hits, metadata, opened
+from realm.toolkits.sources import Source, metadata, opened
 
 
 class RealmRetriever(BaseRetriever):
@@ -32,10 +34,14 @@ class RealmRetriever(BaseRetriever):
         self._source, self._top_k, self._method, self._where = opened(source), similarity_top_k, method, where
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        found = hits(self._source, query_bundle.query_str, self._top_k, self._method, self._where)
+        found = self._source.search(
+            query_bundle.query_str, self._top_k, method=self._method, where=self._where
+        )
         return [
-            NodeWithScore(
-                node=TextNode(id_=hit["id"], text=hit["text"], metadata=metadata(hit)), score=hit["score"]
-            )
+            NodeWithScore(node=TextNode(id_=hit.id, text=hit.text, metadata=metadata(hit)), score=hit.score)
             for hit in found
         ]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        # LlamaIndex would call `_retrieve`, and nothing else would run in its event loop meanwhile.
+        return await asyncio.to_thread(self._retrieve, query_bundle)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import realm
-from realm.model.calibration import Method
+from realm.qa.answers import Hit
 from realm.serve.client import Client
 
 if TYPE_CHECKING:
@@ -34,15 +34,6 @@ def name_of(source: "Workspace | Client") -> str:
     return source.url if isinstance(source, Client) else str(Path(source.folder))
 
 
-def hits(
-    source: "Workspace | Client", question: str, top_k: int, method: Method | None, where: str | None
-) -> list[dict[str, Any]]:
-    """The best passages for a question, each as `{"id", "document", "title", "text", "score", "fields"}`."""
-    if isinstance(source, Client):
-        return source.retrieve(question, method, top_k, where)
-    return [hit._asdict() for hit in source.search(question, top_k, method=method, where=where)]
-
-
-def metadata(hit: dict[str, Any]) -> dict[str, Any]:
+def metadata(hit: Hit) -> dict[str, Any]:
     """The fields, the title and the id of the document of a passage. `title` and `document` replace fields with these names."""
-    return {**hit["fields"], "title": hit["title"], "document": hit["document"]}
+    return {**hit.fields, "title": hit.title, "document": hit.document}

@@ -41,6 +41,7 @@ from realm.progress import duration
 from realm.qa.answers import Answer, RankedPassage
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.questions import MadeQuestion, make_questions
+from realm.settings import checked
 from realm.store.ingest import TABLE
 from realm.store.knowledge_base import KnowledgeBase
 from realm.store.tables.table import newest_version
@@ -100,13 +101,13 @@ def fit(
     Raises:
         InputError: a source, a setting or the folder cannot be used. The message is one line.
     """
-    config = config or FitConfig()
+    config = FitConfig() if config is None else checked(FitConfig, config)
     config = replace(
         config,
         minutes=config.minutes if minutes is None else minutes,
         start=config.start if start is None else os.fspath(start),
     )
-    run(Path(out), _listed(sources), config, strict, _listed(drop))
+    run(Path(out), _listed(sources), checked(FitConfig, config), strict, _listed(drop))
     return Workspace(out)
 
 

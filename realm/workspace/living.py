@@ -2,7 +2,8 @@
 
 A snapshot is a knowledge base at one version, a model, and an index at one version. A snapshot never changes, so all steps of
 an answer use the same version. A change builds the next snapshot, and a single assignment then replaces the current snapshot.
-Changes run one after another (`_changing`), and questions never wait for a change.
+Changes run one after another (`_changing`), and questions never wait for a change. They wait while a version of another process
+is loaded (`_refreshing`), which one thread does for all.
 
 Two commits add a document: the first adds its passages, the second the vectors of these passages. If the process is killed
 between these commits, the passages without vectors are embedded at the next start. Two snapshots are in memory while one
@@ -164,25 +165,39 @@ class LivingKnowledge:
         self.problem: str | None = None
         """The reason why the newest version on disk is not in use; None if this version is in use."""
         self._config, self._tagger_of = config, tagger
-        self._changing = threading.Lock()
+        self._changing, self._refreshing = threading.Lock(), threading.Lock()
+        self._process = os.getpid()
         self._tagger: tuple[str, Tagger] | None = None
         self.current = self._load(None)
 
     def refresh(self) -> bool:
-        """Loads a newer version from disk, if there is one. Returns whether a new snapshot is in use."""
-        if self._stamp_on_disk() == self.current.stamp:
-            self.problem = None
+        """Loads a newer version from disk, if there is one. Returns whether this call has replaced the snapshot.
+
+        During a change by this process, the old version stays in use: the change loads the newest version at its end.
+        """
+        if self._is_newest():
             return False
-        try:
-            with self._changing:
+        with self._refreshing:
+            # Meanwhile, another thread may have loaded the version.
+            if self._is_newest() or not self._changing.acquire(blocking=False):
+                return False
+            try:
                 self._move_on()
-        except (RealmError, OSError) as error:
-            if str(error) != self.problem:
-                _log.warning(
-                    "the new version on disk cannot be loaded, the old version stays in use: %s", error
-                )
-            self.problem = str(error)
+            except (RealmError, OSError) as error:
+                if str(error) != self.problem:
+                    _log.warning(
+                        "the new version on disk cannot be loaded, the old version stays in use: %s", error
+                    )
+                self.problem = str(error)
+                return False
+            finally:
+                self._changing.release()
+        return True
+
+    def _is_newest(self) -> bool:
+        if self._stamp_on_disk() != self.current.stamp:
             return False
+        self.problem = None
         return True
 
     def add(self, documents: Sequence[Document], gone: Collection[str] = ()) -> AddResult:
@@ -246,6 +261,13 @@ class LivingKnowledge:
 
     def _change(self, change: Callable[[KnowledgeBase], T]) -> T:
         self._refuse_database()
+        if (
+            os.getpid() != self._process
+        ):  # the threads of Lance do not exist in a forked process, which would wait for them
+            raise InputError(
+                f"{self.folder} was opened by the process from which this one was forked: open it in this process, and start "
+                "processes with the method spawn"
+            )
         with self._changing:
             result = changed(self.folder, change)
             self._move_on()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from realm.errors import at_least
+from realm.errors import InputError, at_least
 from realm.text.corpus import Cuts, PassagesConfig
 
 EVERY = 2.0
@@ -31,6 +31,6 @@ class FitConfig(PassagesConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, minutes=0, questions=1)
+        at_least(self, minutes=0, questions=1, held_out=0)
         if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}: it must be above 0, and less than 1")
+            raise InputError(f"held_out is {self.held_out}: it must be above 0, and less than 1")

@@ -45,7 +45,13 @@ class WatchedJson(TypedDict):
 
 
 def source_names(sources: Sequence[str]) -> list[str]:
-    """The sources as stored in the report, with normalised paths: "docs/" becomes "docs"."""
+    """The sources as stored in the report, with normalised paths: "docs/" becomes "docs".
+
+    Raises:
+        InputError: a source is empty. Its normalised path would be the current folder.
+    """
+    if "" in sources:
+        raise InputError("a source is empty: give files, folders or packages")
     return [one if one.startswith("package:") else os.path.normpath(one) for one in sources]
 
 

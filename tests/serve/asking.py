@@ -18,7 +18,7 @@ def post(served: Served, path: str, body: Any = None, **more: Any) -> httpx.Resp
 
 def titles(served: Served, question: str, method: str = "dense") -> set[str]:
     """Of all that can be found; with random weights, what comes first means little."""
-    return {one["title"] for one in served.client().retrieve(question, method, 100)}
+    return {one.title for one in served.client().search(question, 100, method=method)}
 
 
 def assert_problem(response: httpx.Response, status: int, says: str) -> None:

@@ -7,6 +7,8 @@ import json
 import logging
 import shutil
 from collections import Counter
+from datetime import date
+from decimal import Decimal
 from types import SimpleNamespace
 
 import httpx
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from realm import cli
+from realm.errors import InputError
 from realm.model.calibration import Calibration
 from realm.model.manifest import set_calibration
 from realm.qa.filling import Filler
@@ -23,6 +26,7 @@ from realm.serve import app
 from realm.serve.client import Client
 from realm.serve.settings import ServeConfig
 from realm.store.knowledge_base import KnowledgeBase
+from realm.workspace.folder import Workspace
 from realm.workspace.report import FitJson
 from tests.conftest import TOWNS
 from tests.serve.asking import OAKHAM, QUESTION, assert_problem, metric, post, wait_for
@@ -62,10 +66,10 @@ def test_a_server_ranks_by_the_models_method_where_a_request_names_none(served, 
         client = other.client()
         assert client.health()["method"] == "hybrid"
         wait_for(lambda: client.health()["words"])  # before anybody asks, though it is written to
-        hybrid = client.retrieve(QUESTION, "hybrid", 5)
-        assert client.retrieve(QUESTION, top_k=5) == hybrid != client.retrieve(QUESTION, "dense", 5)
-        said = client.answer(QUESTION, top_k=5)
-        assert [one.id for one in said.passages] == [one["id"] for one in hybrid]
+        hybrid = client.search(QUESTION, 5, method="hybrid")
+        assert client.search(QUESTION, 5) == hybrid != client.search(QUESTION, 5, method="dense")
+        said = client.answers(QUESTION, top_k=5)
+        assert [one.id for one in said.passages] == [one.id for one in hybrid]
 
 
 def test_many_questions_are_answered_in_their_order_as_one_object_or_line_by_line(served) -> None:
@@ -118,7 +122,7 @@ def test_python_has_the_names_of_the_json_for_answers_passages_and_fillings(serv
     client, on = served.client(), (str(served.kb), str(served.model), CONFIG)
     body = {"question": QUESTION, "method": "hybrid", "top_k": 3}
     row = post(served, "/v1/answer", body).json()
-    answers = client.answer(**body)
+    answers = client.answers(**body)
     assert answers.ms.keys() == row.pop("ms").keys()
     assert_same_names(answers, row)
     assert answers.answers[0].passage.title == row["answers"][0]["passage"]["title"]
@@ -127,7 +131,7 @@ def test_python_has_the_names_of_the_json_for_answers_passages_and_fillings(serv
     assert_same_names(own, row)
     assert_same_names(own, own.to_json() | {"ms": own.ms})
 
-    assert_same_names(client.retrieve(**body), post(served, "/v1/retrieve", body).json()["passages"])
+    assert_same_names(client.search(**body), post(served, "/v1/retrieve", body).json()["passages"])
 
     for asked in ({}, {"target": "salt"}):
         body = {"sentence": "Arden lies on the river [MASK] between the hills.", **asked}
@@ -301,23 +305,20 @@ def test_documents_with_fields_are_filtered_and_shown_with_their_fields(own_serv
     assert corpus["fields"] == {"year": "whole number", "url": "text", "tags": "text"}
     assert client.documents(where=corpus["filter"])["documents"]
     for method in ("dense", "bm25", "hybrid"):
-        hits = client.retrieve("who sold the bells of Oakham?", method, 100, "year >= 2002")
-        assert sorted((hit["document"], hit["fields"]["year"]) for hit in hits) == [
+        hits = client.search("who sold the bells of Oakham?", 100, method=method, where="year >= 2002")
+        assert sorted((hit.document, hit.fields["year"]) for hit in hits) == [
             ("new2", 2002),
             ("new3", 2003),
         ]
-        answers = client.answer(
-            "who sold the bells of Oakham?", method, 5, "year = 2001 and url like 'https:%'"
-        )
+        where = "year = 2001 and url like 'https:%'"
+        answers = client.answers("who sold the bells of Oakham?", method=method, top_k=5, where=where)
         assert {one.document for one in answers.passages} == {"new1"}
         assert answers.answers[0].passage.fields == fields[1]
     (answers,) = client.answer_many(["who sold the bells?"], where="year = 2000")
     assert [one.fields for one in answers.passages] == [fields[0]]
     assert [one["id"] for one in client.documents(where="year > 2001")["documents"]] == ["new2", "new3"]
-    assert (
-        client.document("new3")["fields"] == client.passage(hits[-1]["id"])["fields"] | fields[3] == fields[3]
-    )
-    none = client.answer("who sold the bells?", where="year = 1")
+    assert client.document("new3")["fields"] == client.passage(hits[-1].id)["fields"] | fields[3] == fields[3]
+    none = client.answers("who sold the bells?", where="year = 1")
     assert (none.answers, none.passages, none.found) == ([], [], False)
     for path in ("answer", "retrieve"):
         for where, status, says in (
@@ -370,16 +371,68 @@ def test_the_api_and_its_python_client_have_one_set_of_names(served) -> None:
     description = httpx.get(served.url + "/openapi.json").json()
     operations = [one for path in description["paths"].values() for one in path.values()]
     methods = {name: getattr(Client, name) for name in vars(Client) if not name.startswith("_")}
-    assert {one["operationId"] for one in operations} - {"metrics"} == methods.keys() - {"answer_many"}
+    # `answer` is the best of `answers`, and `search` has its name in a workspace.
+    names_of = {"answer": "answers", "retrieve": "search"}
+    operations = [one for one in operations if one["operationId"] != "metrics"]
+    called = [names_of.get(one["operationId"], one["operationId"]) for one in operations]
+    assert set(called) == methods.keys() - {"answer", "answer_many"}
     bodies = description["components"]["schemas"]
-    for one in operations:
+    for one, name in zip(operations, called, strict=True):
         names = {parameter["name"] for parameter in one.get("parameters", [])}
         if "requestBody" in one:
             schema = one["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
             names |= bodies[schema]["properties"].keys() - {"questions"}  # which `answer_many` sends
             assert bodies[schema]["examples"]
-        if one["operationId"] != "metrics":
-            assert names == inspect.signature(methods[one["operationId"]]).parameters.keys() - {"self"}
+        assert names == inspect.signature(methods[name]).parameters.keys() - {"self"}
+    assert inspect.signature(Client.answer).parameters == inspect.signature(Client.answers).parameters
+
+
+def test_a_program_can_use_a_server_in_place_of_a_workspace() -> None:
+    """Each call of a workspace that a client has too can be made in the same words."""
+    for name in ("answer", "answers", "answer_many", "search", "add", "fill"):
+        of_workspace, of_client = (
+            list(inspect.signature(getattr(cls, name)).parameters.values()) for cls in (Workspace, Client)
+        )
+        given = {one.name: one.kind for one in of_client}
+        assert [one.kind for one in of_workspace] == [given.get(one.name, one.kind) for one in of_workspace]
+        assert [one.kind for one in of_workspace if one.kind != one.KEYWORD_ONLY] == [
+            one.kind for one in of_client if one.kind != one.KEYWORD_ONLY
+        ]
+
+
+def test_an_id_may_have_line_breaks(own_server) -> None:
+    client = own_server.client(TOKEN)
+    texts = {"Prices": "Old.", "Prices\n": "New.", "A\nB": "Two lines.", "a/b": "A path."}
+    client.add({"title": name, "text": text} for name, text in texts.items())
+    assert {name: client.document(name)["text"] for name in texts} == texts
+    assert client.delete("Prices\n") == 1 and client.document("Prices")["text"] == "Old."
+    assert [client.delete(name) for name in ("Prices", "A\nB", "a/b")] == [1, 1, 1]
+
+
+def test_a_client_takes_what_a_workspace_takes(own_server) -> None:
+    client = own_server.client(TOKEN)
+    day = date(2020, 5, 1)
+    client.add([{"title": "Since", "text": "It is here.", "since": day, "fields": {"year": Decimal("2.5")}}])
+    assert client.document("Since")["fields"] == {"since": "2020-05-01", "year": 2.5}
+    assert client.search("Since", 1, method="bm25")[0].document == "Since"
+    assert client.answer("who built a tower?") == client.answers("who built a tower?").answers[0]
+    assert len(list(client.answer_many(one for one in (QUESTION, QUESTION)))) == 2
+    for call, says in (
+        (lambda: client.answer_many(QUESTION), "give a list of questions"),
+        (lambda: client.add({"title": "One", "text": "One."}), "give a list of documents"),
+        (lambda: client.add([{"title": "One", "text": "One.", "of": {1}}]), "cannot be written as JSON"),
+        (lambda: client.answer(QUESTION, where="year = 1"), "no passage to read that matches the filter"),
+    ):
+        with pytest.raises(InputError, match=says):
+            call()
+    client.delete("Since")
+
+
+def test_a_document_over_the_limit_of_its_knowledge_base_is_refused(own_server) -> None:
+    with pytest.raises(
+        InputError, match="'Long' has 1,000,001 characters, over the limit of 1,000,000: split it"
+    ):
+        own_server.client(TOKEN).add([{"title": "Long", "text": "x" * 1_000_001}])
 
 
 def test_questions_of_many_clients_share_batches(served) -> None:
@@ -407,7 +460,7 @@ def test_a_client_object_answers_as_the_command_line_does(served, capsys, monkey
         logging.getLogger("realm"), "handlers", []
     )  # the command line would leave capsys' stream there
     client = served.client()
-    answers = client.answer(QUESTION)
+    answers = client.answers(QUESTION)
     assert [a.text for one in client.answer_many([QUESTION, "why?"]) for a in one.answers][:5] == [
         a.text for a in answers.answers
     ]

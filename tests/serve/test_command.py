@@ -31,7 +31,7 @@ TOKEN = "sixteen-characters"
 def test_the_command_serves_until_a_signal_ends_it(tiny_kb, qa_model) -> None:
     with serving(tiny_kb.folder, qa_model, "--set", "device=cpu", OMP_NUM_THREADS="1") as (url, process):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
-        assert Client(url).answer("who built a tower in Arden?").answers
+        assert Client(url).answers("who built a tower in Arden?").answers
         assert httpx.get(url).headers["content-type"].startswith("text/html")
         questions = [f"who built tower {n}?" for n in range(200)]
         answers = Client(url).answer_many(questions)
@@ -219,7 +219,7 @@ def test_a_redirect_is_not_followed_with_the_token(capsys) -> None:
             saying(moved) as (url, _),
             pytest.raises(ServerError, match=f"use the address {elsewhere}/"),
         ):
-            Client(url, TOKEN).answer("why?")
+            Client(url, TOKEN).answers("why?")
     assert heard == []
 
 

@@ -27,25 +27,25 @@ def file(own_server) -> Path:
 
 
 def body_of(served: Served, verdict: str = "right", **more: Any) -> dict[str, Any]:
-    best = served.client().answer(QUESTION).answers[0]
+    best = served.client().answers(QUESTION).answers[0]
     place = {"passage": best.passage.id, "start": best.start, "end": best.end}
     return {"question": QUESTION, "verdict": verdict} | place | more
 
 
 def test_right_and_better_answers_are_a_question_file_and_wrong_ones_are_kept_apart(own_server, file) -> None:
     client = own_server.client(TOKEN)
-    best = client.answer(QUESTION).answers[0]
+    best = client.answers(QUESTION).answers[0]
     first = client.feedback(QUESTION, "right", best.passage.id, best.start, best.end)
-    other = next(one for one in client.retrieve("Bexley", "bm25", 5) if one["title"] != best.passage.title)
-    client.feedback("which first word?", "better", other["id"], 0, len(other["text"].split()[0]))
+    other = next(one for one in client.search("Bexley", 5, method="bm25") if one.title != best.passage.title)
+    client.feedback("which first word?", "better", other.id, 0, len(other.text.split()[0]))
     client.feedback(QUESTION, "wrong", best.passage.id, best.start, best.end)
     found = read_questions(file)
     assert [(one.question, one.answers) for one in found] == [
         (QUESTION, (best.text,)),
-        ("which first word?", (other["text"].split()[0],)),
+        ("which first word?", (other.text.split()[0],)),
     ]
     assert first == {"id": found[0].id, "new": True}
-    assert found[1].document_id == other["document"]
+    assert found[1].document_id == other.document
     for line in file.read_text().splitlines():
         assert_holds(FeedbackLine, json.loads(line))
     (rejected,) = read_questions(f"{file}.rejected")

@@ -162,7 +162,7 @@ def test_a_client_that_never_ends_does_not_keep_the_server_from_ending(
             client.sendall(
                 b'POST /v1/answer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"ques'
             )
-            served.client().answer(QUESTION)  # by now the other request is in the server's hands
+            served.client().answers(QUESTION)  # by now the other request is in the server's hands
             told = time.monotonic()
         assert time.monotonic() - told < 15
         assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
@@ -200,9 +200,9 @@ def test_a_full_queue_is_429_with_a_time_and_the_client_comes_back(tiny_kb, qa_m
         assert_problem(refused, 429, "try again in 1 s")
         assert refused.headers["retry-after"] == "1"
         with pytest.raises(ServerError, match="too many requests wait"):
-            served.client(patience=0).answer("c")
+            served.client(patience=0).answers("c")
         threading.Timer(0.3, gate.open.set).start()
-        assert served.client().answer("c").question == "c"
+        assert served.client().answers("c").question == "c"
         for thread in threads:
             thread.join()
         assert answers == [200] * 4
@@ -231,7 +231,7 @@ def test_what_a_client_asked_that_has_gone_is_not_answered(tiny_kb, qa_model, mo
             assert gate.entered.wait(10)
         wait_for(lambda: served.client().health()["queue"] == 0)
         gate.open.set()
-        assert served.client().answer("d").question == "d"
+        assert served.client().answers("d").question == "d"
         assert metric(served, 'realm_batch_questions_sum{kind="answer"}') == 2
 
 
@@ -300,7 +300,7 @@ def test_while_words_are_prepared_a_response_has_the_reason_and_the_work_goes_on
         for _ in range(2):
             refused = post(served, "/v1/answer", NEEDS_WORDS, headers=headers)
             assert_problem(refused, 503, r"in preparation for \d+ s; try again later, or use method dense")
-        assert served.client().answer(QUESTION).answers and not served.client().health()["words"]
+        assert served.client().answers(QUESTION).answers and not served.client().health()["words"]
         gate.set()
         wait_for(lambda: served.client().health()["words"])
         assert post(served, "/v1/answer", NEEDS_WORDS).status_code == 200 and calls == [1]
@@ -352,7 +352,7 @@ def test_a_private_server_answers_those_who_have_a_token(tiny_kb, qa_model, monk
                 assert_problem(post(served, path, {"question": "a"}, headers=headers), 401, "reading needs")
         assert served.client().health()["private"] and httpx.get(served.url + "/").status_code == 200
         for token in (READ, TOKEN):
-            assert served.client(token).answer(QUESTION).answers
+            assert served.client(token).answers(QUESTION).answers
         with pytest.raises(ServerError, match="writing needs the server's token"):
             served.client(READ).delete("d0")
         monkeypatch.setattr(logging.getLogger("realm"), "handlers", [])

@@ -42,14 +42,14 @@ def test_an_added_document_answers_when_the_call_returns_and_after_a_restart(own
     assert client.add([changed])["replaced"] == 1
     assert httpx.get(own_server.url + "/v1/documents/new").json()["text"] == "Oakham has no bells."
     with running(own_server.kb, qa_model) as again:
-        assert "Oakham has no bells." in {p["text"] for p in again.client().retrieve("Oakham", top_k=100)}
+        assert "Oakham has no bells." in {p.text for p in again.client().search("Oakham", 100)}
 
 
 def test_an_index_left_on_disk_answers_and_changes_as_one_in_memory(own_kb, qa_model) -> None:
     with running(own_kb.folder, qa_model, replace(CONFIG, mapped_index=True)) as served:
         client = served.client(TOKEN)
         expected = Answerer.load(str(own_kb.folder), str(qa_model), CONFIG).answer(QUESTION)
-        assert [a.text for a in client.answer(QUESTION).answers] == [a.text for a in expected.answers]
+        assert [a.text for a in client.answers(QUESTION).answers] == [a.text for a in expected.answers]
         client.add([OAKHAM])
         assert "Oakham" in titles(served, OAKHAM["text"])
         assert client.delete("new") == 1 and client.delete("d0") == 2
@@ -58,11 +58,11 @@ def test_an_index_left_on_disk_answers_and_changes_as_one_in_memory(own_kb, qa_m
 
 def test_a_deleted_document_is_in_no_answer_any_more(own_server) -> None:
     client = own_server.client(TOKEN)
-    everything = {p["title"] for p in client.retrieve("Arden", "hybrid", 100)}
+    everything = {p.title for p in client.search("Arden", 100, method="hybrid")}
     assert "Arden" in everything
     assert client.delete("d0") == 2
     for method in ("dense", "bm25", "hybrid"):
-        assert "Arden" not in {p["title"] for p in client.retrieve("Arden", method, 100)}
+        assert "Arden" not in {p.title for p in client.search("Arden", 100, method=method)}
     with pytest.raises(ServerError, match="no document has the id 'd0'") as error:
         client.delete("d0")
     assert error.value.status == 404
@@ -87,7 +87,7 @@ def test_of_two_documents_with_one_text_either_can_be_deleted_or_replaced_and_th
     changed = {"id": last, "title": "Oakham", "text": "It has no bells."}
     assert client.add([changed])["passages_removed"] == 0
     assert httpx.get(f"{own_server.url}/v1/documents/{first}").json()["text"] == text
-    assert text in {p["text"] for p in client.retrieve(text, top_k=100)}
+    assert text in {p.text for p in client.search(text, 100)}
     assert client.delete(first) == 1
 
 
@@ -138,7 +138,7 @@ def test_what_another_process_adds_or_builds_is_taken_up(own_server, own_kb) -> 
 
 def test_damage_on_disk_leaves_the_old_version_answering(own_server, own_kb) -> None:
     client = own_server.client()
-    before = client.answer(QUESTION)
+    before = client.answers(QUESTION)
     own_kb.add([Document(OAKHAM["title"], OAKHAM["text"], "new")], TinyTagger())
     wait_for(lambda: client.health()["passages"] == len(own_kb))
     manifests = sorted((own_kb.folder / "passages.lance" / "_versions").glob("*.manifest"))
@@ -146,7 +146,7 @@ def test_damage_on_disk_leaves_the_old_version_answering(own_server, own_kb) -> 
     newer.write_bytes(b"not a manifest")
     wait_for(lambda: client.health()["status"] == "stale")
     assert client.health()["problem"]
-    assert client.answer(QUESTION).answers[0].text == before.answers[0].text
+    assert client.answers(QUESTION).answers[0].text == before.answers[0].text
     newer.unlink()
     wait_for(lambda: client.health()["status"] == "ok")
 
@@ -160,8 +160,8 @@ def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server
         client = own_server.client()
         while not stop.is_set():
             try:
-                answers = client.answer(
-                    f"which river is at {TOWNS[number]}?", ("dense", "hybrid")[number % 2]
+                answers = client.answers(
+                    f"which river is at {TOWNS[number]}?", method=("dense", "hybrid")[number % 2]
                 )
                 for one in answers.answers:
                     if one.passage.text[one.start : one.end] != one.text:
@@ -191,7 +191,7 @@ def test_writes_and_builds_under_load_lose_no_request_and_no_document(own_server
         for number in range(10):
             text = f"Place {number} lies on the {RIVERS[number % 4]}, far from place {number + 1}."
             client.add([{"id": f"place {number}", "title": f"Place {number}", "text": text}])
-            assert f"place {number}" in {p["document"] for p in client.retrieve(text, "dense", 100)}
+            assert f"place {number}" in {p.document for p in client.search(text, 100, method="dense")}
             if number % 5 == 4:
                 client.delete(f"place {number}")
     finally:
@@ -230,7 +230,7 @@ def test_changes_that_wait_keep_no_reader_waiting_and_too_many_are_refused(
             thread.start()
         wait_for(lambda: statuses == [429])
         first = own_kb.ids[0]
-        assert served.client().passage(first)["id"] == first and served.client().answer(QUESTION).answers
+        assert served.client().passage(first)["id"] == first and served.client().answers(QUESTION).answers
         gate.set()
         for thread in threads:
             thread.join()
@@ -262,7 +262,7 @@ def test_a_disk_that_takes_nothing_is_the_servers_fault_and_leaves_the_answers(
         assert_problem(
             post(own_server, "/v1/documents", {"documents": [OAKHAM]}, headers=headers), status, says
         )
-        assert own_server.client().answer(QUESTION).answers
+        assert own_server.client().answers(QUESTION).answers
     assert own_server.client().health()["passages"] == before["passages"]
     assert own_server.client(TOKEN).add([OAKHAM])["added"] == 1
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.page
 
 
 def test_ask_shows_the_servers_answer_and_the_passages_it_was_read_from(visit, site) -> None:
-    said = Client(site.url).answer(QUESTION)
+    said = Client(site.url).answers(QUESTION)
     page = visit.ask(QUESTION)
     assert page.locator(".answer").inner_text() == said.answers[0].text
     cards = page.locator(".evidence .card")
@@ -50,7 +50,7 @@ def test_three_rankings_stand_side_by_side(visit, site) -> None:
     page = visit.ask("Arden wool", "Compare")
     assert page.locator(".column").count() == 3
     for place, method in enumerate(("dense", "bm25", "hybrid")):
-        said = Client(site.url).answer("Arden wool", method)
+        said = Client(site.url).answers("Arden wool", method=method)
         titles = page.locator(".column").nth(place).locator(".card h4").all_inner_texts()
         assert titles == [one.title for one in said.passages]
     boxes = [page.locator(".column").nth(place).bounding_box() for place in range(3)]
@@ -82,7 +82,7 @@ def test_the_answer_shown_is_that_of_the_last_question(visit) -> None:
     asked[2].continue_()
     expect(page.locator(".card")).to_have_count(3)
     assert page.locator(".asked").inner_text() == QUESTION
-    said = Client(visit.url).answer(QUESTION, top_k=3)
+    said = Client(visit.url).answers(QUESTION, top_k=3)
     assert page.locator(".answer").inner_text() == said.answers[0].text
 
 
@@ -114,7 +114,7 @@ def test_the_address_holds_the_question_and_back_goes_to_the_one_before(visit, b
 def test_an_opened_passage_keeps_its_mark_and_names_its_document(visit, site) -> None:
     page = visit.ask(QUESTION)
     marked = page.locator(".card.chosen mark").inner_text()
-    passage = Client(site.url).answer(QUESTION).answers[0].passage
+    passage = Client(site.url).answers(QUESTION).answers[0].passage
     page.locator(".card.chosen h3 a").click()
     expect(page.locator(".passage mark")).to_have_text(marked)
     assert Client(site.url).passage(passage.id)["document"] in page.locator(".passage .source").inner_text()
@@ -238,7 +238,7 @@ def test_an_answer_has_its_probability_as_a_number_in_words_and_in_a_colour(
 
 
 def test_without_a_confident_answer_the_passages_come_first_and_the_guess_after_them(visit, site) -> None:
-    said = Client(site.url).answer(QUESTION)
+    said = Client(site.url).answers(QUESTION)
     change_answers(visit.page, found=False)
     page = visit.ask(QUESTION)
     assert page.locator(".verdict").inner_text().startswith("No confident answer")
@@ -263,7 +263,7 @@ def feedback_lines(site: Served, rejected: str = "") -> list[dict[str, Any]]:
 
 
 def test_an_answer_is_marked_as_right_or_wrong_by_keyboard_alone(visit, site) -> None:
-    best = Client(site.url).answer(QUESTION).answers[0]
+    best = Client(site.url).answers(QUESTION).answers[0]
     page = visit.ask(QUESTION)
     page.get_by_role("button", name="Right", exact=True).focus()
     page.keyboard.press("Enter")

@@ -56,7 +56,7 @@ def ids(page: Any) -> list[str]:
 def test_a_filter_limits_the_passages_that_are_read_and_their_fields_are_shown(visit, site) -> None:
     page = ask_where(visit, "year >= 2020")
     expect(page.locator(".asked")).to_have_text("bells where year >= 2020")
-    said = Client(site.url).answer("bells", where="year >= 2020")
+    said = Client(site.url).answers("bells", where="year >= 2020")
     assert ids(page) == [passage.document for passage in said.passages]
     assert set(ids(page)) == {"2020", "2022"}
     shown = page.locator(".card", has=page.get_by_role("link", name="Oakham 2020")).locator(".fields")

@@ -48,7 +48,7 @@ def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> Non
     try:
         page = visit.ask("Hostile", "BM25")
         page.get_by_label("Read").select_option("20")
-        expect(page.locator(".card")).to_have_count(len(client.retrieve("Hostile", "bm25", 20)))
+        expect(page.locator(".card")).to_have_count(len(client.search("Hostile", 20, method="bm25")))
         shown = page.locator("main").inner_text()
         for payload in HOSTILE:
             assert plain(payload) in plain(shown)
@@ -59,13 +59,13 @@ def test_hostile_passages_are_shown_as_text_and_nothing_runs(visit, site) -> Non
         page.wait_for_selector(".found .card")
         expect(page.locator(".found .card")).to_have_count(10)
         assert "<script>window.pwned = 1</script>" in page.locator(".found").inner_text()
-        for passage in client.retrieve("Hostile", "bm25", 20):
-            page = visit.open(f"passage/{passage['id']}")
+        for passage in client.search("Hostile", 20, method="bm25"):
+            page = visit.open(f"passage/{passage.id}")
             page.wait_for_selector(".passage")
             fields = page.locator(".fields")
-            assert plain(passage["fields"]["note"]) in plain(fields.inner_text())
+            assert plain(passage.fields["note"]) in plain(fields.inner_text())
             expect(fields.get_by_role("link")).to_have_count(1)
-            expect(fields.get_by_role("link")).to_have_attribute("href", passage["fields"]["source"])
+            expect(fields.get_by_role("link")).to_have_attribute("href", passage.fields["source"])
         page.wait_for_timeout(100)
         assert page.evaluate(
             "window.pwned === undefined && document.scripts.length === 1 && !document.querySelector('iframe, base')"
@@ -109,7 +109,7 @@ def test_offsets_count_characters_also_beyond_the_basic_plane(visit, site) -> No
     client = Client(site.url, TOKEN)
     client.add([{"id": "astral", "title": "Astral", "text": "🏰🏰🏰 Quokka 𝔘 lives in Norden."}])
     try:
-        said = client.answer("Quokka", "bm25")
+        said = client.answers("Quokka", method="bm25")
         page = visit.ask("Quokka", "BM25")
         assert page.locator(".card.chosen mark").inner_text() == said.answers[0].text
         assert page.locator(".answer").inner_text() == said.answers[0].text

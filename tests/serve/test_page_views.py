@@ -78,7 +78,7 @@ def test_a_document_that_is_added_changes_the_watched_answer_and_one_deleted_is_
     expect(page.locator(".watched li")).to_have_count(3)
     expect(page.locator(".found")).not_to_contain_text("Zanzibar")
     expect(page.locator(".versions .used")).to_have_count(2)
-    assert "Zanzibar" not in {p["title"] for p in Client(site.url).retrieve("Zanzibar cloves", "bm25")}
+    assert "Zanzibar" not in {p.title for p in Client(site.url).search("Zanzibar cloves", method="bm25")}
 
 
 def test_back_leaves_a_search_that_was_made_when_its_view_was_opened(visit, site) -> None:
@@ -106,20 +106,20 @@ def test_back_leaves_a_search_that_was_made_when_its_view_was_opened(visit, site
 
 
 def test_a_passage_has_a_page_with_its_neighbours(visit, site) -> None:
-    (first,) = Client(site.url).retrieve("Arden lies on the river", "bm25", 1)
-    page = visit.open(f"passage/{first['id']}")
-    assert page.locator(".passage .text").inner_text() == first["text"]
+    (first,) = Client(site.url).search("Arden lies on the river", 1, method="bm25")
+    page = visit.open(f"passage/{first.id}")
+    assert page.locator(".passage .text").inner_text() == first.text
     page.get_by_role("link", name="Next passage").click()
-    expect(page.locator(".passage .text")).not_to_have_text(first["text"])
-    assert page.locator("h1").inner_text() == first["title"]
+    expect(page.locator(".passage .text")).not_to_have_text(first.text)
+    assert page.locator("h1").inner_text() == first.title
 
 
 def test_a_passage_without_a_title_has_the_id_of_its_document_as_its_name(visit, site) -> None:
     client = Client(site.url, TOKEN)
     client.add([{"id": "crawl.jsonl:7", "title": "", "text": "Quince is grown in Tamsel."}])
     try:
-        (found,) = client.retrieve("quince Tamsel", "bm25", 1)
-        assert visit.open(f"passage/{found['id']}").locator("h1").inner_text() == "crawl.jsonl:7"
+        (found,) = client.search("quince Tamsel", 1, method="bm25")
+        assert visit.open(f"passage/{found.id}").locator("h1").inner_text() == "crawl.jsonl:7"
         page = visit.open("knowledge?search=quince+Tamsel&method=bm25")
         expect(page.locator(".found .card h3").first).to_have_text("crawl.jsonl:7")
         page = visit.open("ask?question=Where+is+quince+grown&method=bm25")
@@ -129,10 +129,10 @@ def test_a_passage_without_a_title_has_the_id_of_its_document_as_its_name(visit,
 
 
 def test_what_comes_late_does_not_appear_in_another_view(visit, site) -> None:
-    (first,) = Client(site.url).retrieve("Arden lies on the river", "bm25", 1)
+    (first,) = Client(site.url).search("Arden lies on the river", 1, method="bm25")
     page, late = visit.open("ask"), []
     page.route("**/passages/*", lambda route: late.append(route))
-    page.evaluate(f"location.hash = '#passage/{first['id']}'")
+    page.evaluate(f"location.hash = '#passage/{first.id}'")
     while not late:
         page.wait_for_timeout(10)
     page.evaluate("location.hash = '#fill'")

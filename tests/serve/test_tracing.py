@@ -104,7 +104,7 @@ def test_the_command_sends_traces_to_a_collector(served: Served) -> None:
         where = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{collector.server_address[1]}"}
         words = ("--traces", "--set", "device=cpu")
         with serving(served.kb, served.model, *words, OMP_NUM_THREADS="1", **where) as (url, process):
-            Client(url).answer(QUESTION)
+            Client(url).answers(QUESTION)
             process.terminate()
             assert process.wait(60) in (0, -15)
             assert process.stderr is not None and process.stderr.read() == ""
@@ -127,7 +127,7 @@ def test_a_collector_that_cannot_be_reached_disturbs_nobody(served: Served) -> N
     words = ("--traces", "--set", "device=cpu")
     with serving(served.kb, served.model, *words, OMP_NUM_THREADS="1", **where) as (url, process):
         for _ in range(20):
-            assert Client(url).answer(QUESTION).answers
+            assert Client(url).answers(QUESTION).answers
         process.terminate()
         assert process.wait(60) in (0, -15)
         assert process.stderr is not None and len(process.stderr.readlines()) <= 15

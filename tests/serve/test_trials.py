@@ -207,7 +207,7 @@ def test_slow_senseless_and_changing_requests_get_right_answers_or_clear_refusal
         outcomes = sum((client.outcomes for client in clients), Counter())
         assert [wrong for client in clients for wrong in client.wrong] == [], outcomes
         assert outcomes["ask 200"] > 0.4 * wanted, outcomes
-        assert served.client().health()["status"] == "ok" and served.client().answer("which river?").answers
+        assert served.client().health()["status"] == "ok" and served.client().answers("which river?").answers
         there = set().union(*(client.there for client in clients))
         kept = {p.document_id: p.text for p in KnowledgeBase.open(own_kb.folder)}
         assert there == {id for id in kept if id.startswith("place ")}

@@ -1,7 +1,13 @@
 """A workspace from Python: it answers as its parts do, and changes take effect at once."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
+import numpy as np
 import pytest
 
 import realm
@@ -10,6 +16,8 @@ from realm.qa.answers import Answer, RankedPassage
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.store.knowledge_base import KnowledgeBase
+from realm.workspace.living import LivingKnowledge, Snapshot
+from realm.workspace.settings import FitConfig
 from tests.conftest import TOWNS
 
 QUESTION = "on which river lies Arden?"
@@ -117,3 +125,155 @@ def test_a_folder_that_is_no_workspace_is_refused_with_the_way_out(towns: Path, 
             match=f"not a workspace, because it has no folder {part}: make a workspace with `realm fit SOURCE",
         ):
             realm.load(folder)
+
+
+@pytest.mark.parametrize("given", ["", " ", None, 5])
+def test_what_is_no_text_is_refused_by_every_call(towns: Path, given) -> None:
+    workspace = realm.load(towns)
+    for call in (
+        workspace.answer,
+        workspace.answers,
+        workspace.retrieve,
+        workspace.search,
+        workspace.fill,
+        lambda text: workspace.answer_many([QUESTION, text]),
+        lambda text: workspace.read(text, [{"text": "Arden lies on the river Tay."}]),
+        lambda text: workspace.read(QUESTION, [{"text": text}]),
+        lambda text: workspace.delete([text]),
+    ):
+        with pytest.raises(InputError, match=r"is empty|must be a text"):
+            call(given)
+
+
+def test_many_questions_are_answered_as_one_by_one_and_a_passage_needs_no_title(towns: Path) -> None:
+    workspace = realm.load(towns)
+    questions = [QUESTION, "who built a tower in Arden?"]
+    together = workspace.answer_many(iter(questions))
+    assert [[one.text for one in each.answers] for each in together] == [
+        [one.text for one in workspace.answers(question).answers] for question in questions
+    ]
+    assert workspace.answer_many([]) == []
+    with pytest.raises(InputError, match="give a list of questions"):
+        workspace.answer_many(QUESTION)
+    read = [
+        workspace.read(QUESTION, [{"text": "Arden lies on the Tay.", **more}])
+        for more in ({}, {"title": None})
+    ]
+    assert read[0].answers == read[1].answers
+    with pytest.raises(InputError, match="it must be a mapping with a text"):
+        workspace.read(QUESTION, ["Arden lies on the Tay."])
+
+
+def test_fields_may_be_numbers_of_other_libraries_or_a_mapping_and_what_cannot_be_stored_is_refused(
+    towns: Path,
+) -> None:
+    workspace = realm.load(towns)
+    given = {
+        "year": np.int64(2024),
+        "price": Decimal("19.5"),
+        "of": UUID(int=1),
+        "day": np.datetime64("2020-05-01"),
+    }
+    workspace.add([{**OAKHAM, **given, "fields": {"since": 1906}}])
+    (document,) = workspace.documents("Oakham", where="since = 1906 and year > 2000 and day = '2020-05-01'")
+    assert document.fields == {
+        "year": 2024, "price": 19.5, "of": str(UUID(int=1)), "day": "2020-05-01", "since": 1906,
+    }  # fmt: skip
+    for value in ({1, 2}, np.zeros(2), "x" * 2001):
+        with pytest.raises(InputError, match="the field 'tags' of the document 'Oakham' cannot be stored"):
+            workspace.add([{**OAKHAM, "tags": value}])
+
+
+def test_a_workspace_is_not_lost_when_the_current_folder_changes(towns: Path, monkeypatch) -> None:
+    monkeypatch.chdir(towns.parent)
+    workspace = realm.load(towns.name)
+    monkeypatch.chdir("/")
+    realm.load(towns).add([OAKHAM])
+    assert [one.id for one in workspace.documents("Oakham")] == ["Oakham"]
+
+
+def test_threads_load_a_new_version_once_and_none_answers_from_the_old_one(towns: Path, monkeypatch) -> None:
+    workspace = realm.load(towns)
+    realm.load(towns).add([OAKHAM])
+    loads, load = [], LivingKnowledge._load
+
+    def counted(self: LivingKnowledge, before: Snapshot | None) -> Snapshot:
+        loads.append(before)
+        return load(self, before)
+
+    monkeypatch.setattr(LivingKnowledge, "_load", counted)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: [one.id for one in workspace.documents("Oakham")], range(8)))
+    assert found == [["Oakham"]] * 8 and len(loads) == 1
+
+
+def test_questions_do_not_wait_for_a_change_of_the_same_process(towns: Path) -> None:
+    workspace = realm.load(towns)
+    realm.load(towns).add([OAKHAM])
+    with workspace._living._changing:  # a change that takes long
+        assert workspace.documents("Oakham") == [] and workspace.answer(QUESTION).text
+    assert [one.id for one in workspace.documents("Oakham")] == ["Oakham"]
+
+
+def test_a_forked_process_cannot_change_a_workspace_that_was_opened_before(towns: Path, monkeypatch) -> None:
+    workspace = realm.load(towns)
+    monkeypatch.setattr(os, "getpid", lambda: -1)  # what a forked process sees is another number
+    for change in (lambda: workspace.add([OAKHAM]), lambda: workspace.delete("Arden")):
+        with pytest.raises(
+            InputError, match="open it in this process, and start processes with the method spawn"
+        ):
+            change()
+
+
+def test_settings_made_in_python_are_checked_before_anything_is_written(towns: Path, tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.txt").write_text("Arden lies on the river Tay.")
+    wrong: list[Any] = [
+        {"cut": "row"},
+        {"minutes": "3"},
+        {"minutes": -1},
+        {"held_out": 2},
+        {"device": None},
+        {"questions": 2.5},
+    ]
+    for settings in wrong:
+        (name,) = settings
+        with pytest.raises(InputError, match=name):
+            realm.fit(docs, tmp_path / "made", config=FitConfig(**settings))
+    for given in ({"minutes": -1}, {"minutes": "3"}, {"config": {}}):
+        with pytest.raises(InputError):
+            realm.fit(docs, tmp_path / "made", **given)
+    assert not (tmp_path / "made").exists()
+    wrong = [
+        {"threshold": 2},
+        {"threshold": "0.5"},
+        {"read": 0},
+        {"precision": "fp16"},
+        {"mapped_index": "no"},
+        {"device": None},
+    ]
+    for settings in wrong:
+        (name,) = settings
+        with pytest.raises(InputError, match=name):
+            realm.load(towns, AnswerConfig(**settings))
+    with pytest.raises(InputError, match=r"the settings are .*: they must be of the class AnswerConfig"):
+        realm.load(towns, {"read": 3})  # type: ignore[arg-type]
+
+
+def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.txt").write_text("The password is swordfish.")
+    with pytest.raises(InputError, match="a source is empty"):
+        realm.fit("", tmp_path / "made", minutes=0)
+    with pytest.raises(InputError, match="the folder of the workspace is empty"):
+        realm.load("")
+
+
+def test_a_knowledge_base_keeps_its_limit_of_characters_for_later_documents(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "a.txt").write_text("Arden lies on the river Tay.")
+    made = realm.fit(docs, tmp_path / "made", config=FitConfig(minutes=0, max_document_chars=100))
+    with pytest.raises(InputError, match="over the limit of 100"):
+        made.add([{"title": "Long", "text": "x" * 101}])
