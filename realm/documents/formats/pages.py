@@ -54,12 +54,7 @@ class Page(NamedTuple):
 
     @property
     def main_heading(self) -> str:
-        """The heading with which the text begins, or else the only heading of the highest level; "" if there is none.
-
-        Other headings are about a part of the page.
-        """
-        if self.headings and self.headings[0].start == 0:
-            return self.headings[0].words
+        """The only heading of the highest level; "" if there is none. Other headings are about a part of the page."""
         highest = min((one.level for one in self.headings), default=0)
         of_page = [one.words for one in self.headings if one.level == highest]
         return of_page[0] if len(of_page) == 1 else ""
