@@ -5,6 +5,7 @@ from pathlib import Path
 
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
+from realm.documents.formats.markdown_dialects import as_commonmark
 from realm.documents.formats.pages import page_in, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
@@ -33,7 +34,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
         )
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML.
-    page = page_in(path, MarkdownIt("commonmark").enable("table").render(source))
+    page = page_in(path, MarkdownIt("commonmark").enable("table").render(as_commonmark(source)))
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
     yield page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
