@@ -140,6 +140,10 @@ Five, see [six]({{< ref "six.md" >}}).
     ]
 
 
+def test_a_note_that_is_an_aside_of_html_is_kept(tmp_path: Path) -> None:
+    assert read(tmp_path / "a.md", "One.\n\n<aside>\nTwo.\n</aside>\n").text == "One.\n\nTwo."
+
+
 def test_three_colons_that_nothing_closes_are_text(tmp_path: Path) -> None:
     assert read(tmp_path / "a.md", "x\n\n::: NOTE\n\ny").text == "x\n\n::: NOTE\n\ny"
 

@@ -33,8 +33,9 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
             path, Reason.TOO_LONG, f"{path}: {len(source):,} characters, too long for one document: split it"
         )
     front, source = split_front_matter(source)
-    # Markdown is first converted to HTML, because Markdown may contain HTML.
-    page = page_in(path, MarkdownIt("commonmark").enable("table").render(as_commonmark(source)))
+    # Markdown is first converted to HTML, because Markdown may contain HTML. It is an article, so its asides are notes.
+    article = MarkdownIt("commonmark").enable("table").render(as_commonmark(source))
+    page = page_in(path, f"<article>{article}</article>")
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
     yield page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
