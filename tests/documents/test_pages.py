@@ -371,6 +371,25 @@ def test_numbers_of_lines_of_program_code_are_no_text(code: str) -> None:
     assert read_page("<table><tr><td class=gutter>5 km<td>b</table>").text == "5 km | b"
 
 
+def test_program_code_keeps_its_indentation() -> None:
+    page = read_page(
+        "<p>  One.\n  Two.</p><pre>a:\n  b:  1\n\n\tc <b>\n\xa0 d</b>\n<i>\n</i>  <i>e</i>\n</pre>"
+    )
+    assert page.text == "One. Two.\n\na:\n  b: 1\n\n    c\n  d\n\n  e"
+    cells = "<table><tr><td><pre>if x:\n  y</pre></table>"
+    assert read_page(cells).text == "if x:\n  y"
+    linked = read_page("<pre>a\n  <a href=x>b</a></pre>")
+    assert linked.text == "a\n  b" and linked.anchors[0].start == 4
+    assert read_page(f"<pre>a\n{' ' * 1_000}b</pre>").text == f"a\n{' ' * 40}b"
+    assert read_page("a\x1fb<p>\x1f c").text == "a b\n\nc"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["a", "b c", "{}", "# d"])), min_size=1))
+def test_every_line_of_code_has_its_indentation(code: list[tuple[int, str]]) -> None:
+    source = "\n".join(" " * indent + words for indent, words in code)
+    assert read_page(f"<p>x<pre>{source}</pre>").text == f"x\n\n{source}"
+
+
 def test_a_hidden_column_is_not_in_the_sentences_of_a_table() -> None:
     row = "<tr><{0} style='display:none'>7</{0}><{0}>{1}</{0}><{0}>{2}</{0}></tr>"
     assert (
@@ -384,11 +403,11 @@ class="headerlink" href="#start">¶</a></h1><p>Written by Ada.</p></section></di
 <h1 class="logo"><a href="i">harbor</a></h1><search id="searchbox" style="display: none" role="search"><form><input></form>
 </search><h3>Navigation</h3><p class="caption"><span>Contents:</span></p><ul><li><a href="a">Installation</a></li></ul></div>
 </div><div class="footer">©2024, Ada. | Powered by <a href="s">Sphinx 8.1</a> | <a href="t">Page source</a></div></body>"""
-MATERIAL = """<title>Start - harbor</title><body><div><a href="#i" class="md-skip">Skip to content</a></div><header><nav><a>
-harbor</a></nav><div class="md-search-result__meta">Initializing search</div></header><main class="md-main"><div
-class="md-sidebar"><nav class="md-nav"><label>harbor</label><ul><li>Home</li></ul></nav></div><article><h1 id="i">Start<a
-class="headerlink" href="#i">¶</a></h1><p>Written by Ada.</p></article></main><footer class="md-footer"><nav><a>Previous: Home</a></nav><div>Made
-with <a>Material for MkDocs</a></div></footer></body>"""
+MATERIAL = """<title>Start - harbor</title><body><div><a href="#i" class="md-skip">Skip to content</a></div><header><nav>
+<a>harbor</a></nav><div class="md-search-result__meta">Initializing search</div></header><main class="md-main">
+<div class="md-sidebar"><nav class="md-nav"><label>harbor</label><ul><li>Home</li></ul></nav></div>
+<article><h1 id="i">Start<a class="headerlink" href="#i">¶</a></h1><p>Written by Ada.</p></article></main>
+<footer class="md-footer"><nav><a>Previous: Home</a></nav><div>Made with <a>Material for MkDocs</a></div></footer></body>"""
 HELP = """<title>Start - harbor</title><body><div class="cookies">We use cookies. <button>Accept all</button></div><header><a
 class="skip" href="#main">Skip</a><nav><a href="/">Home</a></nav></header><div class="sidebar"><h3>Related articles</h3><ul><li>
 <a href=a>Reefers</a></li></ul></div><main id="main"><article><h1>Start</h1><p>Written by Ada.</p></article></main><aside><h4>

@@ -308,7 +308,7 @@ def test_html_gives_what_a_reader_sees(tmp_path: Path) -> None:
         <svg><title>no</title></svg><table><tr><th>a<th>b<tr><td>1<td>2</table><pre>x\n  y</pre></html>"""
     (document,) = read(write(tmp_path / "a.html", source))
     assert document.title == "A & B"
-    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a: 1; b: 2.", "x\ny"]
+    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a: 1; b: 2.", "x\n  y"]
 
 
 def test_html_title_falls_back_to_the_main_heading_then_to_the_file_name(tmp_path: Path) -> None:

@@ -84,8 +84,7 @@ def read_page(source: str) -> Page:
         PageError: elements are nested deeper than `DEEPEST`.
     """
     taken = _taken(source)
-    lines = (_SPACES.sub(" ", line).strip() for line in "".join(taken.text).split("\n"))
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(_line, "".join(taken.text).split("\n")))).strip("\n")
     title = " ".join("".join(taken.title).split())
     if len(title) > _LONGEST_TITLE:  # an unclosed title element contains the whole page
         title, text = "", f"{title}\n\n{text}".strip()
@@ -211,7 +210,11 @@ _MARKED = "\x02"
 _LINKED = "\x03"
 """Character before and after the number of a link in the text that is collected. HTML does not allow this character."""
 _MARK = re.compile(f"{_MARKED}([1-6])|{_LINKED}([0-9]+){_LINKED}")
-_NO_MARKS = str.maketrans("", "", _MARKED + _LINKED)
+_INDENT = "\x1f"
+"""White space of program code in the text that is collected. HTML does not allow this character, and Python strips it."""
+_NO_MARKS = str.maketrans({_MARKED: None, _LINKED: None, _INDENT: " "})
+_INDENTS = str.maketrans({" ": _INDENT, "\xa0": _INDENT, "\t": 4 * _INDENT})
+_DEEPEST_INDENT = 40
 _SEVERAL_BLOCKS = "\n\n"
 """Between two blocks in the text that is collected."""
 _SPACES = re.compile(r"[^\S\n]+")
@@ -561,7 +564,12 @@ class _Taken:
             self._linked += letters if self._open["a"] else 0
             if self._asides:
                 self._words += not _NO_WORDS.fullmatch(data)
-        text = data if self._open["pre"] else _WHITE.sub(" ", data)
+        if not self._open["pre"]:
+            text = _WHITE.sub(" ", data)
+        elif self._level is None:
+            text = data.translate(_INDENTS)
+        else:  # a heading, which has no white space before its first word
+            text = data
         marked = self._level is not None or self._address is not None
         if marked and (words := text.lstrip()):
             self.text += [text[: -len(words)], self._marks()]
@@ -613,6 +621,13 @@ class _Taken:
         has_text = self._mains == 1 and any(map(str.strip, self.text[place]))
         if has_text and outside <= _MOST_OUTSIDE * letters:
             self.text = self.text[place]
+
+
+def _line(collected: str) -> str:
+    """A line of collected text without superfluous white space. Program code keeps its indentation, up to 40 columns."""
+    words = collected.lstrip()
+    indent = collected[: len(collected) - len(words)].count(_INDENT) if words else 0
+    return " " * min(indent, _DEEPEST_INDENT) + _SPACES.sub(" ", words).rstrip()
 
 
 def _plain(text: str) -> str:
