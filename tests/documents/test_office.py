@@ -258,7 +258,7 @@ BODY = (
     "<text:p>Arden lies on<text:s/>the <text:span>Ouse</text:span><text:note><text:note-citation>1</text:note-citation>"
     "<text:note-body><text:p>A river &lt;b&gt;.</text:p></text:note-body></text:note>.<office:annotation><text:p>Really?"
     "</text:p></office:annotation></text:p>"
-    '<text:h text:outline-level="2">Goods</text:h>'
+    '<text:h text:outline-level="1">Goods</text:h>'
     "<text:list><text:list-item><text:p>salt</text:p></text:list-item><text:list-item><text:p>wool<text:line-break/>"
     "and amber</text:p></text:list-item></text:list>"
     "<table:table><table:table-header-rows><table:table-row><table:table-cell><text:p>Town</text:p></table:table-cell>"

@@ -284,7 +284,143 @@ def test_paragraphs_between_any_markup_are_in_the_text(pieces: list[tuple[str, l
         assert word.strip(">") in text
 
 
+FURNITURE = [
+    *("<footer>{}</footer>", "<aside>{}</aside>", "<button>{}</button>", "<noscript>{}</noscript>"),
+    *("<div hidden>{}</div>", "<div style='color: red; DISPLAY:none'>{}</div>", "<p aria-hidden=true>{}</p>"),
+    *("<ul hidden=hidden><li>{}</ul>", "<aside role=complementary>{}</aside>", "<span hidden>{}</span>"),
+]
+
+
+@pytest.mark.parametrize("element", FURNITURE)
+@pytest.mark.parametrize("inside", ["no", "<p>no</p><h4>no</h4>"])
+def test_what_is_around_the_content_or_not_shown_is_left_out(element: str, inside: str) -> None:
+    if "<p" in element:
+        inside = "no"
+    assert read_page(f"<p>One.</p>{element.format(inside)}<div>Two.</div>").text == "One.\n\nTwo."
+
+
+@pytest.mark.parametrize("element", FURNITURE)
+@pytest.mark.parametrize("text", ["Yes.", "<a href=x>Yes.</a>"])
+def test_a_page_does_not_become_empty(element: str, text: str) -> None:
+    assert read_page(f"<title>T</title>{element.format(text)}").text == "Yes."
+
+
+def test_a_page_that_scripts_show_is_kept() -> None:
+    app = f"<div id=app style='display: none'><h1>Port</h1>{'<p>It is 9555.' * 9}</div>"
+    assert read_page(f"<main>Loading</main>{app}").text.startswith("Loading\n\nPort\n\nIt is 9555.")
+
+
+def test_notes_on_the_text_are_kept() -> None:
+    for page in (
+        "<article><aside>One.</aside><p>Two.<footer>Three.</footer></article>",
+        "<main><section>One.</section><aside>Two.</aside>Three.</main>",
+        "<p>One.<blockquote>Two.<footer>Three.</footer></blockquote>",
+        "<p>One.<aside role=doc-footnote>Two.</aside><aside epub:type='footnote'>Three.</aside>",
+        "One.<div hidden=until-found>Two.</div><div role=tabpanel hidden>Three.</div>",
+    ):
+        assert read_page(page).text.split() == ["One.", "Two.", "Three."]
+
+
+def test_a_button_that_is_a_heading_or_in_a_sentence_is_text() -> None:
+    page = read_page("<h2><button>How?</button></h2><p>Press <button>Send</button> twice.")
+    assert page.text == "How?\n\nPress Send twice." and page.headings == (Heading(0, 2, "How?"),)
+    assert read_page("<h1>Vec <button>Copy path</button></h1>x").text == "Vec\n\nx"
+
+
+def test_the_text_of_a_page_is_that_of_its_main_element() -> None:
+    page = "<h1>Harbor</h1><div>Accept cookies?</div>{}<div>Copyright</div>"
+    for main in (
+        "<main><h2>Ports</h2>The port is 9555.</main>",
+        "<div role=main><h2>Ports</h2>The port is 9555.</div>",
+        "<main><div role=main><h2>Ports</h2></div>The port is 9555.</main>",
+        "<nav>x<main><h2>Ports</h2>The port is <a href=x>9555.</a></main>",
+    ):
+        read = read_page(page.format(main))
+        assert read.text == "Ports\n\nThe port is 9555." and read.headings == (Heading(0, 2, "Ports"),)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<main><p> </main>One.<p>Two.",
+        "<main>One.</main><main>Two.</main>",
+        "<main>One.</main><p>Two." + "<p>More." * 9,
+        "<table><tr><td>One.<tr><td><main>Two.</main></table>",
+    ],
+)
+def test_a_page_is_read_whole_if_it_is_built_otherwise_than_its_main_element_says(page: str) -> None:
+    assert read_page(page).text.replace("\n", " ").split()[:2] == ["One.", "Two."]
+
+
+def test_a_list_of_links_with_headings_and_paragraphs_is_navigation() -> None:
+    bar = "<div role=navigation><h1><a>harbor</a></h1><p>Contents</p><ul><li><a>Installation</a><li><a>Reference</a></ul></div>"
+    assert read_page(f"<p>One.{bar}<p>Two.").text == "One.\n\nTwo."
+
+
+NUMBERS = [
+    '<table><tr><td class="linenos"><pre>1\n2</pre></td><td class="code"><pre>{}</pre></td></tr></table>',
+    '<table><tbody><tr><td class="rouge-gutter gl"><pre class="lineno">1\n2\n</pre></td><td><pre>{}</pre></table>',
+    '<pre><span class="ln"> 1</span>{}</pre>',
+    '<table><tr><td class="lntd"><pre><span class="lnt">1\n</span></pre></td><td class="lntd"><pre>{}</pre></table>',
+]
+
+
+@pytest.mark.parametrize("code", NUMBERS)
+def test_numbers_of_lines_of_program_code_are_no_text(code: str) -> None:
+    assert read_page(f"<p>One.{code.format('apt update')}<p>Two.").text == "One.\n\napt update\n\nTwo."
+    assert read_page("<table><tr><td class=gutter>5 km<td>b</table>").text == "5 km | b"
+
+
+def test_program_code_keeps_its_indentation() -> None:
+    page = read_page(
+        "<p>  One.\n  Two.</p><pre>a:\n  b:  1\n\n\tc <b>\n\xa0 d</b>\n<i>\n</i>  <i>e</i>\n</pre>"
+    )
+    assert page.text == "One. Two.\n\na:\n  b: 1\n\n    c\n  d\n\n  e"
+    cells = "<table><tr><td><pre>if x:\n  y</pre></table>"
+    assert read_page(cells).text == "if x:\n  y"
+    linked = read_page("<pre>a\n  <a href=x>b</a></pre>")
+    assert linked.text == "a\n  b" and linked.anchors[0].start == 4
+    assert read_page(f"<pre>a\n{' ' * 1_000}b</pre>").text == f"a\n{' ' * 40}b"
+    assert read_page("a\x1fb<p>\x1f c").text == "a b\n\nc"
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["a", "b c", "{}", "# d"])), min_size=1))
+def test_every_line_of_code_has_its_indentation(code: list[tuple[int, str]]) -> None:
+    source = "\n".join(" " * indent + words for indent, words in code)
+    assert read_page(f"<p>x<pre>{source}</pre>").text == f"x\n\n{source}"
+
+
+def test_a_hidden_column_is_not_in_the_sentences_of_a_table() -> None:
+    row = "<tr><{0} style='display:none'>7</{0}><{0}>{1}</{0}><{0}>{2}</{0}></tr>"
+    assert (
+        read_page(f"<table>{row.format('th', 'A', 'B')}{row.format('td', 1, 2)}</table>").text
+        == "A: 1; B: 2."
+    )
+
+
+ALABASTER = """<title>Start - harbor</title><body><div class="document"><div class="body" role="main"><section><h1>Start<a
+class="headerlink" href="#start">¶</a></h1><p>Written by Ada.</p></section></div><div class="sphinxsidebar" role="navigation">
+<h1 class="logo"><a href="i">harbor</a></h1><search id="searchbox" style="display: none" role="search"><form><input></form>
+</search><h3>Navigation</h3><p class="caption"><span>Contents:</span></p><ul><li><a href="a">Installation</a></li></ul></div>
+</div><div class="footer">©2024, Ada. | Powered by <a href="s">Sphinx 8.1</a> | <a href="t">Page source</a></div></body>"""
+MATERIAL = """<title>Start - harbor</title><body><div><a href="#i" class="md-skip">Skip to content</a></div><header><nav>
+<a>harbor</a></nav><div class="md-search-result__meta">Initializing search</div></header><main class="md-main">
+<div class="md-sidebar"><nav class="md-nav"><label>harbor</label><ul><li>Home</li></ul></nav></div>
+<article><h1 id="i">Start<a class="headerlink" href="#i">¶</a></h1><p>Written by Ada.</p></article></main>
+<footer class="md-footer"><nav><a>Previous: Home</a></nav><div>Made with <a>Material for MkDocs</a></div></footer></body>"""
+HELP = """<title>Start - harbor</title><body><div class="cookies">We use cookies. <button>Accept all</button></div><header><a
+class="skip" href="#main">Skip</a><nav><a href="/">Home</a></nav></header><div class="sidebar"><h3>Related articles</h3><ul><li>
+<a href=a>Reefers</a></li></ul></div><main id="main"><article><h1>Start</h1><p>Written by Ada.</p></article></main><aside><h4>
+Newsletter</h4><p>Never miss a sailing!</p></aside><footer><p>Copyright 2024. All rights reserved.</p></footer></body>"""
+
+
+@pytest.mark.parametrize("page", [ALABASTER, MATERIAL, HELP])
+def test_of_a_page_of_a_manual_the_article_is_read(page: str) -> None:
+    assert read_page(page)[:3] == ("Start - harbor", "Start\n\nWritten by Ada.", (Heading(0, 1, "Start"),))
+
+
 SHAPES = [
+    *("<aside><p>x", "<div hidden>x</div>", "<main>x</main>", "<pre><i class=ln>1", "<footer>x", "<button>"),
     "<a ",
     "<div>x",
     "<b>",

@@ -262,7 +262,9 @@ def test_markdown_loses_its_markup_and_keeps_its_text(tmp_path: Path) -> None:
     [
         ("# Chalk\n\nText.\n\n## Use\n\nText.", "Chalk"),
         ("A badge.\n\n# Chalk\n\nText.\n\n## Use\n\nText.", "Chalk"),
-        ("# Chalk\n\nText.\n\n# Use\n\nText.", "Chalk"),
+        ("# Chalk\n\nText.\n\n# Use\n\nText.", "colours"),
+        ("## chalk 2.11\n\nText.\n\n## chalk 2.10\n\nText.", "colours"),
+        ("### 2.11\n\nText.\n\n# Chalk\n\nText.", "Chalk"),
         ("### Chalk\n\nText.\n\n#### Use\n\nText.", "Chalk"),
         ("A badge.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
         ("A note.\n\n### Sponsors\n\nText.\n\n## Contents\n\nText.\n\n## Use\n\nText.", "colours"),
@@ -306,11 +308,11 @@ def test_html_gives_what_a_reader_sees(tmp_path: Path) -> None:
         <svg><title>no</title></svg><table><tr><th>a<th>b<tr><td>1<td>2</table><pre>x\n  y</pre></html>"""
     (document,) = read(write(tmp_path / "a.html", source))
     assert document.title == "A & B"
-    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a: 1; b: 2.", "x\ny"]
+    assert document.text.split("\n\n") == ["One <two> three\nfour.", "Five six.", "a: 1; b: 2.", "x\n  y"]
 
 
-def test_html_title_falls_back_to_the_first_heading_then_to_the_file_name(tmp_path: Path) -> None:
-    (document,) = read(write(tmp_path / "a.htm", "<h2>First</h2><p>Text.</p><h1>Second</h1>"))
+def test_html_title_falls_back_to_the_main_heading_then_to_the_file_name(tmp_path: Path) -> None:
+    (document,) = read(write(tmp_path / "a.htm", "<h1>First</h1><p>Text.</p><h2>Second</h2>"))
     assert (document.title, document.text) == ("First", "Text.\n\nSecond")
     (document,) = read(write(tmp_path / "b.html", "Text."))
     assert (document.title, document.text) == ("b", "Text.")

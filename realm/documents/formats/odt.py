@@ -23,6 +23,7 @@ _BLOCKS = {
     f"{_TABLE}table-cell": "td",
 }
 """Element -> element of HTML."""
+_LEVELS = ("1", "2", "3", "4", "5")
 _SPACES = (f"{_TEXT}s", f"{_TEXT}tab")
 _LEFT_OUT = (
     f"{_OFFICE}annotation",
@@ -69,10 +70,13 @@ def _markup(element: Any) -> Iterator[str]:
 
 
 def _name(element: Any) -> str:
-    """The element of HTML that an element becomes; "" if only its content is read."""
+    """The element of HTML that an element becomes; "" if only its content is read.
+
+    The title of the document has a level of its own, above that of the headings.
+    """
     if element.tag == f"{_TEXT}h":
         level = element.get(f"{_TEXT}outline-level", "1")
-        return f"h{level}" if level in "123456" else "h6"
+        return f"h{int(level) + 1}" if level in _LEVELS else "h6"
     if element.tag == f"{_TEXT}p" and element.get(f"{_TEXT}style-name") == "Title":
         return "h1"
     if element.tag == f"{_TABLE}table-cell" and any(

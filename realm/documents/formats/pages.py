@@ -1,5 +1,5 @@
-"""Converts HTML to text: the visible text of a page, without scripts and navigation. Of the pages of MediaWiki, the text of the
-article is read (`realm.documents.formats.mediawiki`).
+"""Converts HTML to text: the visible text of a page, without scripts, navigation and what else is around its content. Of the
+pages of MediaWiki, the text of the article is read (`realm.documents.formats.mediawiki`).
 
 The parser is libxml2 (through lxml), which tokenizes by the rules of HTML5. The parser emits tags and text as events and builds
 no tree, so the time is linear in the length of the page. A page with too deeply nested elements is refused."""
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lxml import etree
 
@@ -54,12 +54,7 @@ class Page(NamedTuple):
 
     @property
     def main_heading(self) -> str:
-        """The heading with which the text begins, or else the only heading of the highest level; "" if there is none.
-
-        Other headings are about a part of the page.
-        """
-        if self.headings and self.headings[0].start == 0:
-            return self.headings[0].words
+        """The only heading of the highest level; "" if there is none. Other headings are about a part of the page."""
         highest = min((one.level for one in self.headings), default=0)
         of_page = [one.words for one in self.headings if one.level == highest]
         return of_page[0] if len(of_page) == 1 else ""
@@ -78,20 +73,18 @@ class PageError(ValueError):
 def read_page(source: str) -> Page:
     """The visible text of a page, with blank lines between blocks.
 
+    If the page has one main element with text, this text is read. Footers, asides, buttons and hidden elements are left out,
+    unless hardly any text would be left. Of a page of MediaWiki, references, boxes, formulas, pictures, and sections that list
+    sources are left out.
+
     In a table that begins with rows of headings, each other row is a sentence (`Table`), and the rows of headings are left out.
-    In all other rows, " | " is between the cells. Of a page of MediaWiki, references, boxes, formulas, pictures, and sections
-    that list sources are left out.
+    In all other rows, " | " is between the cells.
 
     Raises:
         PageError: elements are nested deeper than `DEEPEST`.
     """
-    taken = _Taken()
-    if "<" in source or "&" in source:
-        _parse(source, taken)
-    else:  # the source has no markup, and creating a parser is slow
-        taken.data(source)
-    lines = (_SPACES.sub(" ", line).strip() for line in "".join(taken.text).split("\n"))
-    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+    taken = _taken(source)
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(map(_line, "".join(taken.text).split("\n")))).strip("\n")
     title = " ".join("".join(taken.title).split())
     if len(title) > _LONGEST_TITLE:  # an unclosed title element contains the whole page
         title, text = "", f"{title}\n\n{text}".strip()
@@ -189,6 +182,22 @@ def page_record(
     return Record(str(path), title, text, path.as_posix(), assumed, fields=fields, sections=sections)
 
 
+def _taken(source: str) -> "_Taken":
+    """What is collected of a page."""
+    if "<" not in source and "&" not in source:  # there is no markup, and creating a parser is slow
+        taken = _Taken()
+        taken.data(source)
+        return taken
+    tags = Counter((name.lower(), not slash) for slash, name in _CLOSED_TAGS.findall(source))
+    unclosed = (name for name, is_start in tags if is_start and tags[name, True] > tags[name, False])
+    taken = _Taken(frozenset(unclosed))
+    _parse(source, taken)
+    if taken.has_lost_most:
+        taken = _Taken(keeps_furniture=True)
+        _parse(source, taken)
+    return taken
+
+
 def _parse(source: str, taken: "_Taken") -> None:
     parser = etree.HTMLParser(target=taken, encoding="utf-8", huge_tree=True)
     for start in range(0, len(source), _FED):  # parts, so that an error is raised before the end of the page
@@ -202,7 +211,11 @@ _MARKED = "\x02"
 _LINKED = "\x03"
 """Character before and after the number of a link in the text that is collected. HTML does not allow this character."""
 _MARK = re.compile(f"{_MARKED}([1-6])|{_LINKED}([0-9]+){_LINKED}")
-_NO_MARKS = str.maketrans("", "", _MARKED + _LINKED)
+_INDENT = "\x1f"
+"""White space of program code in the text that is collected. HTML does not allow this character, and Python strips it."""
+_NO_MARKS = str.maketrans({_MARKED: None, _LINKED: None, _INDENT: " "})
+_INDENTS = str.maketrans({" ": _INDENT, "\xa0": _INDENT, "\t": 4 * _INDENT})
+_DEEPEST_INDENT = 40
 _SEVERAL_BLOCKS = "\n\n"
 """Between two blocks in the text that is collected."""
 _SPACES = re.compile(r"[^\S\n]+")
@@ -215,13 +228,32 @@ _ROW_GROUPS = frozenset("tbody tfoot thead".split())
 _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
-"""Elements that are skipped. Exception: an element with one of `_OWN_TEXT` inside was probably never closed, and is kept."""
+"""Elements that are skipped. Exception: an element with one of `_OWN_TEXT` inside was perhaps never closed, and is kept unless
+most of its text is in links."""
 _HOLDS_LINKS = frozenset("aside div dl footer header ol section table ul".split())
 _NAVIGATION = re.compile(
     r"(doc-?)?nav(bar|header|footer|igation)?|breadcrumbs?|pagination|menu|menubar", re.IGNORECASE
 )
 """Roles and classes of navigation. An element of `_HOLDS_LINKS` with one of these roles or classes is skipped."""
-_OWN_TEXT = frozenset("article h1 main p".split())
+_OWN_TEXT = frozenset("article h1 p".split())
+_CLOSED_TAGS = re.compile(r"<(/?)(aside|button|footer|noscript)\b", re.IGNORECASE)
+"""Furniture that needs an end tag. If a page has fewer end tags than start tags, only those elements are left out of which most
+of the text is in links."""
+_CONTENT = frozenset("article blockquote section".split())
+"""Elements whose asides and footers are notes on the text, such as footnotes."""
+_OF_FURNITURE = frozenset(("", "complementary", "contentinfo"))
+"""Roles of asides and footers; those with another role, such as "note", are text."""
+_UNFOLDS = frozenset(("region", "tabpanel"))
+"""Roles of elements that are hidden until the reader unfolds them."""
+_NOT_SHOWN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
+_LABELS = frozenset("dt p summary".split())
+"""Elements in which a button is part of the text."""
+_LINE_NUMBERS = re.compile(r"(rouge-)?gutter|blob-num|line-?(no|num)\w*|ln|lntd?")
+"""Classes of the numbers of the lines in program code."""
+_NO_WORDS = re.compile(r"[\d\s.:|]*")
+_MOST_OUTSIDE, _MOST_LEFT_OUT = 3, 10
+"""Most text outside of the main element, and most text of furniture, for each character of the text that is kept; if there is
+more, the page is built otherwise than it says."""
 _FOR_BROWSERS = re.compile(
     r"(apple|msapplication|csrf|google|mobile-web-app|twitter)[-:].*|viewport|theme-color|color-scheme|robots|\w*bot|generator"
     r"|referrer|format-detection|handheldfriendly|application-name",
@@ -241,6 +273,23 @@ class _Cell(NamedTuple):
     is_heading: bool
     colspan: str | None
     rowspan: str | None
+
+
+_Kind = Literal["navigation", "furniture", "unclosed", "line numbers"]
+"""Kinds of elements that may be left out; "unclosed" is furniture without an end tag."""
+
+
+class _Aside(NamedTuple):
+    """An open element that may be left out, and the counts of `_Taken` at its start."""
+
+    depth: int
+    start: int
+    """Number of the pieces of text before the element."""
+    kind: "_Kind"
+    letters: int
+    linked: int
+    words: int
+    own: int
 
 
 class _Table:
@@ -289,7 +338,17 @@ class _Table:
 class _Taken:
     """Target of the parser: collects the title, the headings and the text, element by element."""
 
-    def __init__(self) -> None:
+    def __init__(self, unclosed: frozenset[str] = frozenset(), *, keeps_furniture: bool = False) -> None:
+        self._unclosed = unclosed
+        self._keeps_furniture = keeps_furniture
+        self._letters = self._linked = self._left = 0
+        """Characters of text, characters of text in links, and characters of furniture outside of links."""
+        self._words = self._own = 0
+        """Pieces of text with words, and elements of `_OWN_TEXT`."""
+        self._mains = self._main_depth = 0
+        """Number of main elements, and depth of the open one."""
+        self._main = slice(0), 0, 0
+        """Pieces of text of the main element, its characters, and those outside of links."""
         self.title: list[str] = []
         self.text: list[str] = []
         self.fields: dict[str, Any] = {}
@@ -298,7 +357,7 @@ class _Taken:
         self.is_disambiguation = False
         self._depth = 0
         self._open = Counter[str]()  # open elements that change the handling of text, by kind
-        self._asides: list[tuple[int, int]] = []  # of each open aside: its depth, and where its text starts
+        self._asides: list[_Aside] = []
         self._titles = 0
         self._level: str | None = None  # level of a heading that has begun, and has no text yet
         self._address: str | None = None  # address of a link that has begun, and has no text yet
@@ -335,11 +394,13 @@ class _Taken:
             self._address = attributes.get("href")
         elif tag == "meta":
             self._take_meta(attributes.get("name", "").strip(), attributes.get("content", "").strip())
-        named = f"{attributes.get('role', '')} {attributes.get('class', '')}".split()
-        if tag in _ASIDE or (tag in _HOLDS_LINKS and any(map(_NAVIGATION.fullmatch, named))):
-            self._asides.append((self._depth, len(self.text)))
-        elif tag in _OWN_TEXT:
-            self._asides.clear()
+        self._own += tag in _OWN_TEXT
+        is_main = tag == "main" or attributes.get("role") == "main"
+        if is_main and not self._main_depth and not self._tables:
+            self._start_main()
+        elif kind := self._kind_of_aside(tag, attributes):
+            counts = self._letters, self._linked, self._words, self._own
+            self._asides.append(_Aside(self._depth, len(self.text), kind, *counts))
         if tag == "table":
             if self._tables:
                 self._tables[-1].has_table = True
@@ -363,6 +424,72 @@ class _Taken:
             self._row_started = True
             self._cell_has_text = self._paragraph_ended = False
             self._level = None  # a heading around a table is never closed
+
+    def _kind_of_aside(self, tag: str, attributes: Mapping[str, str]) -> "_Kind | None":
+        """As what the element may be left out."""
+        if not self._keeps_furniture and (self._is_furniture(tag, attributes) or _is_hidden(tag, attributes)):
+            return "unclosed" if tag in self._unclosed else "furniture"
+        if tag in _ASIDE:
+            return "navigation"
+        of_code = tag in ("td", "th") or self._open["pre"]
+        names = _NAVIGATION if tag in _HOLDS_LINKS else _LINE_NUMBERS if of_code else None
+        if names is None or not attributes:
+            return None
+        named = f"{attributes.get('role', '')} {attributes.get('class', '')}".split()
+        if not any(map(names.fullmatch, named)):
+            return None
+        return "navigation" if tag in _HOLDS_LINKS else "line numbers"
+
+    def _is_furniture(self, tag: str, attributes: Mapping[str, str]) -> bool:
+        """Whether the element is no part of the content of the page."""
+        if tag == "button":  # the text of a heading can be a button that unfolds the text below
+            return self._level is None and not any(self._open[one] for one in _LABELS)
+        if tag in ("aside", "footer"):
+            role = attributes.get("role") or attributes.get("epub:type") or ""
+            in_content = self._main_depth or any(self._open[one] for one in _CONTENT)
+            return not in_content and role in _OF_FURNITURE
+        return tag == "noscript"
+
+    def _end_aside(self) -> None:
+        """Removes the text of the innermost open aside, if it is one."""
+        aside = self._asides.pop()
+        letters, linked = self._letters - aside.letters, self._linked - aside.linked
+        is_of_links = 2 * linked > letters
+        match aside.kind:
+            case "line numbers" if self._words > aside.words:
+                return
+            case "navigation" if self._own > aside.own and not is_of_links:
+                return
+            case "unclosed" if not is_of_links:
+                return
+            case "furniture":
+                self._left += max(letters - linked, min(letters, 1))  # also if the page has links alone
+        self._letters, self._linked = aside.letters, aside.linked
+        del self.text[aside.start :]
+        cells = self._tables[-1].cells if self._tables else []
+        while cells and cells[-1].place >= aside.start:
+            cells.pop()
+            self._row_started = bool(cells)
+
+    def _start_main(self) -> None:
+        self._asides.clear()  # an element around it was never closed
+        self._mains += 1
+        self._main_depth = self._depth
+        self._main = slice(len(self.text), None), self._letters, self._letters - self._linked
+
+    def _end_main(self) -> None:
+        place, letters, own = self._main
+        self._main = (
+            slice(place.start, len(self.text)),
+            self._letters - letters,
+            self._letters - self._linked - own,
+        )
+        self._main_depth = 0
+
+    @property
+    def has_lost_most(self) -> bool:
+        """Whether nearly all text outside of links was left out as furniture, which then was the content."""
+        return self._left > _MOST_LEFT_OUT * self._letters
 
     def _start_of_mediawiki(self, tag: str, attributes: Mapping[str, str]) -> None:
         """Sees whether an element of a page of MediaWiki is left out, and whether it ends a section that is left out."""
@@ -400,8 +527,10 @@ class _Taken:
             return
         if tag in _HEADING:
             self._end_heading()
-        if self._asides and self._asides[-1][0] == self._depth:
-            del self.text[self._asides.pop()[1] :]
+        if self._asides and self._asides[-1].depth == self._depth:
+            self._end_aside()
+        if self._main_depth == self._depth:
+            self._end_main()
         self._depth -= 1
         self._open[_kind(tag)] -= 1
         if tag == "a":
@@ -431,7 +560,17 @@ class _Taken:
             if self._paragraph_ended:
                 self._break()
             self._cell_has_text = True
-        text = data if self._open["pre"] else _WHITE.sub(" ", data)
+            letters = len(data.strip())
+            self._letters += letters
+            self._linked += letters if self._open["a"] else 0
+            if self._asides:
+                self._words += not _NO_WORDS.fullmatch(data)
+        if not self._open["pre"]:
+            text = _WHITE.sub(" ", data)
+        elif self._level is None:
+            text = data.translate(_INDENTS)
+        else:  # a heading, which has no white space before its first word
+            text = data
         marked = self._level is not None or self._address is not None
         if marked and (words := text.lstrip()):
             self.text += [text[: -len(words)], self._marks()]
@@ -478,11 +617,35 @@ class _Taken:
     def close(self) -> None:
         """The parser calls this at the end of the page; the results are attributes."""
         self._end_sources()
+        place, letters, own = self._main
+        outside = self._letters - self._linked - own
+        has_text = self._mains == 1 and any(map(str.strip, self.text[place]))
+        if has_text and outside <= _MOST_OUTSIDE * letters:
+            self.text = self.text[place]
+
+
+def _line(collected: str) -> str:
+    """A line of collected text without superfluous white space. Program code keeps its indentation, up to 40 columns."""
+    words = collected.lstrip()
+    indent = collected[: len(collected) - len(words)].count(_INDENT) if words else 0
+    return " " * min(indent, _DEEPEST_INDENT) + _SPACES.sub(" ", words).rstrip()
 
 
 def _plain(text: str) -> str:
     """Collected text as one line without marks."""
     return " ".join(_MARK.sub("", text).split())
+
+
+def _is_hidden(tag: str, attributes: Mapping[str, str]) -> bool:
+    """Whether the element is not shown, and no part that the reader can unfold."""
+    if not attributes or tag in ("html", "body", "main"):
+        return False
+    is_hidden = (
+        attributes.get("hidden", "until-found") != "until-found"
+        or attributes.get("aria-hidden") == "true"
+        or _NOT_SHOWN.search(attributes.get("style", "")) is not None
+    )
+    return is_hidden and attributes.get("role") not in _UNFOLDS
 
 
 def _kind(tag: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
+from realm.documents.formats.markdown_dialects import as_commonmark
 from realm.documents.formats.pages import page_in, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
@@ -32,8 +33,9 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
             path, Reason.TOO_LONG, f"{path}: {len(source):,} characters, too long for one document: split it"
         )
     front, source = split_front_matter(source)
-    # Markdown is first converted to HTML, because Markdown may contain HTML.
-    page = page_in(path, MarkdownIt("commonmark").enable("table").render(source))
+    # Markdown is first converted to HTML, because Markdown may contain HTML. It is an article, so its asides are notes.
+    article = MarkdownIt("commonmark").enable("table").render(as_commonmark(source))
+    page = page_in(path, f"<article>{article}</article>")
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
     yield page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)

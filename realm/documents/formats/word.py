@@ -15,6 +15,18 @@ from realm.documents.formats.pages import page_record, read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.documents.formats.rows import names_columns
 
+_STYLES = "\n".join(
+    [
+        "p[style-name='Title'] => h1:fresh",
+        *(
+            f"{style} => h{min(n + 1, 6)}:fresh"
+            for n in range(1, 7)
+            for style in (f"p[style-name='Heading {n}']", f"p.Heading{n}")
+        ),
+    ]
+)
+"""The title of the document has a level of its own, above that of the headings."""
+
 
 def read(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is a sensible title in the metadata, else the main heading, else the file name."""
@@ -29,7 +41,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
         html = mammoth.convert_to_html(
             file,
             convert_image=no_pictures,
-            style_map="p[style-name='Title'] => h1:fresh",
+            style_map=_STYLES,
             transform_document=mammoth.transforms.element_of_type(mammoth.documents.Table, _with_headings),
         ).value
     page = read_page(html)
