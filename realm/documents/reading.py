@@ -39,6 +39,8 @@ LEFT_OUT = "left_out.jsonl"
 """File in a knowledge base that lists what the last reading of documents left out, as one JSON object per line."""
 _NAMED = 5
 """Number of files that a line about files names."""
+_EXPLAINED = frozenset((Reason.TOO_LONG, Reason.FIELDS, Reason.COLUMNS))
+"""Reasons whose lines also have the first problem, because it says which limit or setting can be changed."""
 
 
 class LeftOut(NamedTuple):
@@ -99,7 +101,7 @@ class ReadingReport:
     def lines(self) -> list[str]:
         """A line for each reason, and lines about assumed encodings and fields, each with counts and the first names."""
         lines = [
-            f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
+            f"left out: {number:,} {reason}: {_few(self._names[reason], number)}{self._explained(reason)}"
             for reason, number in self.reasons.most_common()
         ]
         if self.assumed:
@@ -111,6 +113,13 @@ class ReadingReport:
                 f"fields left out, because they are longer than {LONGEST_VALUE:,} characters or not JSON: {names}"
             )
         return lines
+
+    def _explained(self, reason: str) -> str:
+        """The first problem with a reason, in parentheses, if the reason is one of `_EXPLAINED`."""
+        if reason not in _EXPLAINED:
+            return ""
+        first = next(one for one in self.left_out if one.reason == reason)
+        return f" ({shortened(first.problem.removeprefix(f'{first.where}: '))})"
 
 
 class _StrictReport(ReadingReport):

@@ -112,6 +112,14 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         )
 
 
+def test_the_line_about_long_files_has_the_limit_and_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    (tmp_path / "b.txt").write_text("words\n" * 250)
+    (line,) = read(tmp_path, most=1_000)[1].lines()
+    way_out = "1,499 characters, over the limit of 1,000: split it, or raise max_document_chars"
+    assert line == f"left out: 1 too long: {tmp_path}/b.txt ({way_out})"
+
+
 def test_half_a_character_in_a_title_or_a_page_of_a_dump_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text('---\ntitle: "A\\ud83d"\n---\n# A\n\nText.\n')
     (tmp_path / "b.xml").write_text(
@@ -133,6 +141,7 @@ def test_markdown_that_the_parser_could_not_hold_is_left_out(tmp_path: Path) -> 
     documents, report = read(tmp_path, most=20_000)
     assert [one.text for one in documents] == ["A town."]
     assert report.reasons == {"too long": 2}
+    assert "raise max_document_chars" in report.lines()[0]
     (documents, report) = read(tmp_path / "c.md", most=200_000)
     assert "Text." in documents[0].text and "a" not in documents[0].fields
 

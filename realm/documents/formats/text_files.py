@@ -29,7 +29,10 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     # The parser needs half a gigabyte of memory for a megabyte of short lines.
     if len(source) > 2 * limits.document_chars:
         raise Unreadable(
-            path, Reason.TOO_LONG, f"{path}: {len(source):,} characters, too long for one document: split it"
+            path,
+            Reason.TOO_LONG,
+            f"{path}: {len(source):,} characters, over twice the limit of {limits.document_chars:,}: split it, or raise "
+            "max_document_chars",
         )
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML.
