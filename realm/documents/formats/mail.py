@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from realm.documents.formats.encodings import Text, decode, known_encoding, whole_bytes
+from realm.documents.formats.hyphens import with_whole_words
 from realm.documents.formats.pages import page_in
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
@@ -56,8 +57,9 @@ def _texts(path: Path, part: Message) -> Iterator[Text]:
         assert isinstance(data, bytes)
         charset = part.get_content_charset()
         text, assumed = decode(data, path, known_encoding(charset) if charset else None)
-        text = page_in(path, text).text if part.get_content_subtype() == "html" else text
-        text = text.replace("\r\n", "\n").strip()
+        text = text.replace("\r\n", "\n")
+        is_page = part.get_content_subtype() == "html"
+        text = (page_in(path, text).text if is_page else with_whole_words(text)).strip()
         if text:
             yield Text(text, assumed)
 

@@ -13,13 +13,14 @@ import ctypes
 import math
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realm.documents.formats.hyphens import hyphen, words_of
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
 from realm.documents.formats.rows import names_columns, sentence_of
 from realm.documents.formats.titles import file_title, sensible_title
@@ -403,7 +404,7 @@ _ENDS = tuple('.!?:;…”"»)')
 
 def _joined(pages: Sequence[Sequence[Row]]) -> str:
     rows = [row for page in pages for row in page]
-    words = Counter(re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", " ".join(row.text for row in rows)))
+    words = words_of(" ".join(row.text for row in rows))
     pitch = statistics.median(_pitches(pages) or [1.2])
     parts: list[str] = []
     before: Row | None = None
@@ -415,24 +416,13 @@ def _joined(pages: Sequence[Sequence[Row]]) -> str:
             if before is not None and before.divided:
                 head = re.search(r"[^\W\d_]+\Z", parts[-1])
                 tail = re.match(r"[^\W\d_]+", text)
-                parts.append(_hyphen(head[0] if head else "", tail[0] if tail else "", words))
+                parts.append(hyphen(head[0] if head else "", tail[0] if tail else "", words))
             elif before is not None:
                 between = _between(before, row, number == 0, pitch, margins)
                 parts.append("\n" if between == " " and number in lists else between)
             parts.append(text)
             before = row
     return re.sub(r"[^\S\n]+", " ", "".join(parts)).strip()
-
-
-def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
-    """The text between the halves of a divided word: "-" if the hyphen is part of the word, else "".
-
-    If the document also has the word without a hyphen, the hyphen is not part of the word. Otherwise, the hyphen is part of the
-    word if the document also has the word with a hyphen, or if the second half begins with a capital letter.
-    """
-    if words[head + tail] or words[(head + tail).lower()]:
-        return ""
-    return "-" if words[f"{head}-{tail}"] or tail[:1].isupper() else ""
 
 
 def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[int, float]) -> str:

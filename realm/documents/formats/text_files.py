@@ -5,14 +5,20 @@ from pathlib import Path
 
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
+from realm.documents.formats.hyphens import with_whole_words
 from realm.documents.formats.pages import page_in, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is the first line if this line is short and a blank line follows, else the file name."""
+    """One record. The title is the first line if this line is short and a blank line follows, else the file name.
+
+    Words that are divided at line ends are whole again.
+    """
     text, assumed = whole(path, limits)
+    if len(text) <= limits.document_chars:  # a longer text is left out
+        text = with_whole_words(text)
     text = text.strip()
     first, _, rest = text.partition("\n")
     if len(first) <= 100 and rest.strip() and not rest.partition("\n")[0].strip():
