@@ -76,8 +76,13 @@ def _is_of_file(one: Record, path: Path) -> bool:
 
 
 def _with_file(one: Record, path: Path) -> Record:
-    """The record of a file or of a part of a file, with the path and, if there is one, the modification time as fields."""
+    """The record of a file or of a part of a file, with the path and, for a whole file, the modification time as fields.
+
+    Parts have no time, because then a change of one part would change all parts of the file.
+    """
     fields = {"path": path.as_posix()}
+    if one.id != path.as_posix():
+        return one._replace(fields={**fields, **one.fields})
     # The file can be gone, or have a time that no calendar has.
     with suppress(OSError, OverflowError, ValueError):
         fields["modified"] = time_text(datetime.fromtimestamp(int(path.stat().st_mtime), UTC))

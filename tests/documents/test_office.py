@@ -52,6 +52,8 @@ def one(read: Callable[..., Any], path: Path, **limits: Any) -> Record:
 def test_rows_of_a_sheet_are_sentences_with_the_headings_of_the_columns(tmp_path: Path) -> None:
     record = one(workbooks.read, workbook(tmp_path / "towns.xlsx", {"Sheet1": TOWNS}))
     assert (record.title, record.text, record.id) == ("towns", TOWNS_TEXT, f"{tmp_path}/towns.xlsx")
+    with_macros = (tmp_path / "towns.xlsx").rename(tmp_path / "towns.xlsm")
+    assert [document.text for document in read_documents([str(with_macros)])] == [TOWNS_TEXT]
 
 
 def test_workbook_of_excel_97_and_of_open_document_are_read_as_the_same(tmp_path: Path) -> None:
