@@ -181,6 +181,7 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
 def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
     found: list[SourceFile] = []
     left = {one.resolve() for one in but}
+    with_packages = _has_packages(folder)
 
     def not_opened(error: OSError) -> None:
         found.append(Unreadable(error.filename, Reason.NOT_OPENED, f"{error.filename}: {error.strerror}"))
@@ -197,6 +198,12 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
             if what := _made_by_realm(path):
                 folders.remove(name)
                 found.append(Unreadable(path, Reason.OWN, f"{path} is {what}"))
+            elif not with_packages and _has_packages(path):
+                folders.remove(name)
+                message = (
+                    f"{path} has installed packages: if they are to be read, name this folder as a source"
+                )
+                found.append(Unreadable(path, Reason.PACKAGES, message))
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # the link may lead to a folder that contains the link
                 found.append(Unreadable(path, Reason.LINK, f"{path}: links to folders are not followed"))
@@ -206,7 +213,8 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
     passed = [
         one
         for one in found
-        if isinstance(one, Unreadable) and one.reason in (Reason.TYPE, Reason.LINK, Reason.OWN)
+        if isinstance(one, Unreadable)
+        and one.reason in (Reason.TYPE, Reason.LINK, Reason.OWN, Reason.PACKAGES)
     ]
     if len(passed) == len(found):
         others = count_kinds(passed)
@@ -222,6 +230,14 @@ def _made_by_realm(folder: Path) -> str:
             return "a workspace"
         return what_it_is(folder)
     return ""
+
+
+_PACKAGES = frozenset(("__pycache__", "node_modules", "site-packages"))
+
+
+def _has_packages(folder: Path) -> bool:
+    """Whether a folder has programs of others, or what was made of programs: their documents would outnumber the user's."""
+    return folder.name in _PACKAGES or os.path.isfile(folder / "pyvenv.cfg")
 
 
 def _file(path: Path) -> SourceFile:

@@ -165,6 +165,28 @@ def test_a_workspace_a_knowledge_base_and_a_model_in_a_folder_are_left_out_whole
     ]
 
 
+def test_installed_packages_in_a_folder_are_left_out_unless_they_are_the_source(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    inside = [
+        tmp_path / "web" / "node_modules" / "x" / "node_modules",
+        tmp_path / "env" / "lib" / "site-packages",
+    ]
+    for folder in inside:
+        folder.mkdir(parents=True)
+        (folder / "b.md").write_text(f"{folder.name} of others.")
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin")
+    documents, report = read(tmp_path)
+    assert [one.text for one in documents] == ["A town."]
+    assert [(one.where, one.reason) for one in report.left_out] == [
+        (f"{tmp_path}/env", "folders of installed packages"),
+        (f"{tmp_path}/web/node_modules", "folders of installed packages"),
+    ]
+    named = read(tmp_path / "env", tmp_path / "web" / "node_modules")[0]
+    assert [one.text for one in named] == ["site-packages of others.", "node_modules of others."]
+    with pytest.raises(InputError, match="this folder has 1 node_modules, and no"):
+        read(tmp_path / "web")
+
+
 def test_a_folder_that_cannot_be_opened_hides_no_other_file(tmp_path: Path, monkeypatch) -> None:
     def closed(folder: Path) -> str:
         raise PermissionError(13, "Permission denied", str(folder))

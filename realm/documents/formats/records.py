@@ -34,6 +34,7 @@ class Reason(StrEnum):
     TYPE = "of a type that is not read"
     LINK = "links to folders"
     OWN = "folders that realm made"
+    PACKAGES = "folders of installed packages"
     REDIRECT = "redirects"
     DISAMBIGUATION = "disambiguation pages"
     LISTS = "lists, indexes and outlines"
@@ -46,6 +47,7 @@ EXPECTED = frozenset(
         Reason.TYPE,
         Reason.LINK,
         Reason.OWN,
+        Reason.PACKAGES,
         Reason.REDIRECT,
         Reason.DISAMBIGUATION,
         Reason.LISTS,
