@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,14 @@ from realm.folders import DOCUMENTS, KB, VERSIONS, what_it_is
 from realm.keys import KeyTable
 
 
-def count_kinds(files: Iterable[Unreadable]) -> str:
-    """For messages: the most frequent extensions of `files`, each after the number of files with this extension."""
-    kinds = Counter(_kind(Path(one.where)) or Path(one.where).name for one in files)
-    return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
+def kind_of(where: str) -> str:
+    """The extension of the file at a path or address; without an extension, its name."""
+    return _kind(Path(where)) or Path(where).name
+
+
+def count_kinds(kinds: Counter[str]) -> str:
+    """For messages: the most frequent extensions of files, each after the number of files with this extension."""
+    return ", ".join(f"{number:,} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
 SourceFile = tuple[Reader | None, Path] | Unreadable
@@ -217,7 +221,7 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
         and one.reason in (Reason.TYPE, Reason.LINK, Reason.OWN, Reason.PACKAGES)
     ]
     if len(passed) == len(found):
-        others = count_kinds(passed)
+        others = count_kinds(Counter(kind_of(one.where) for one in passed))
         has = f"has {others}, and no" if others else "is empty, and needs one or more files of these types:"
         raise InputError(f"{folder}: this folder {has} {_READ}")
     return found

@@ -120,6 +120,15 @@ def test_the_line_about_long_files_has_the_limit_and_the_way_out(tmp_path: Path)
     assert line == f"left out: 1 too long: {tmp_path}/b.txt ({way_out})"
 
 
+def test_the_line_about_files_of_other_types_has_their_extensions(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    for name in ("a.yaml", "b.yaml", "c.yaml", "d.zip", "e.zip", "Makefile"):
+        (tmp_path / name).write_text("a: 1")
+    assert read(tmp_path)[1].lines() == [
+        "left out: 6 of a type that is not read: 3 .yaml, 2 .zip, 1 Makefile"
+    ]
+
+
 def test_half_a_character_in_a_title_or_a_page_of_a_dump_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text('---\ntitle: "A\\ud83d"\n---\n# A\n\nText.\n')
     (tmp_path / "b.xml").write_text(
@@ -223,7 +232,8 @@ def test_a_file_of_another_type_is_not_the_problem_that_the_message_shows(tmp_pa
     (tmp_path / "LICENSE").write_text("Free.")
     (tmp_path / "towns.jsonl").write_text('{"content": "A town."}\n')
     with pytest.raises(
-        InputError, match=r"the first problem: .*towns\.jsonl:1: no \"text\" \(fields: 'content'\)$"
+        InputError,
+        match=r"the first problem: .*:1: no \"text\" \(fields: 'content'\): name the key .* text_field$",
     ):
         list(read_documents([str(tmp_path)], report=ReadingReport()))
 
