@@ -70,7 +70,7 @@ def test_a_table_without_a_text_is_a_document_with_a_sentence_per_row(name: str,
     assert found.text == "Customer: Ott & Co; City, country: Bern; red; until: 2027.\nCustomer: Lee."
     assert (found.title, found.id) == ("contracts", str(tmp_path / name))
     assert found.fields["path"] == str(tmp_path / name)
-    assert dict(report.reasons) == {"rows with more or fewer columns than the headings": 1}
+    assert dict(report.reasons) == {"rows with more or fewer columns than their table": 1}
 
 
 def test_a_table_without_a_heading_line_has_sentences_without_names(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_long_table_without_a_text_is_several_documents_with_the_lines_of_thei
     ]
     assert all(dict(one.fields) == {"path": str(table)} for one in documents)
     assert [(one.where, one.reason) for one in report.left_out] == [
-        (f"{table}:9", "rows with more or fewer columns than the headings"),
+        (f"{table}:9", "rows with more or fewer columns than their table"),
         (f"{table}:8-8", "too long"),
     ]
 
@@ -167,12 +167,13 @@ def test_a_first_line_in_the_form_of_the_lines_below_it_is_a_row(
 
 
 @pytest.mark.parametrize(
-    "above", ["Hosts in May\n\n", "Hosts in May;;\n", "# Hosts in May\n", "# Hosts; in May\n"]
+    "above",
+    ["Hosts in May\n\n", "Hosts in May;;\n", "Hosts in May; ;\n", "# Hosts in May\n", "# Hosts; in May\n"],
 )
 def test_lines_of_text_above_the_headings_are_not_the_headings(above: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(above + "Host;Address;Site\nweb;10.0.0.1;Oslo\n\ndb;;Bergen\n")
     text = "Host: web; Address: 10.0.0.1; Site: Oslo.\nHost: db; Site: Bergen."
-    assert read(tmp_path / "x.csv") == ({"x": above.strip("\n;") + "\n" + text}, {})
+    assert read(tmp_path / "x.csv") == ({"x": above.strip("\n; ") + "\n" + text}, {})
     (tmp_path / "y.csv").write_text(above + "Title;Text;Site\nweb;A server.;Oslo\n")
     assert read(tmp_path / "y.csv") == ({"web": "A server."}, {})
 
@@ -184,7 +185,7 @@ def test_a_comment_with_the_columns_of_the_rows_is_their_row_of_headings(tmp_pat
 
 def test_a_table_whose_rows_have_other_columns_than_its_first_line_says_so(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("by Ann, 4 May\nHost,Address,Site\nweb,10.0.0.1,Oslo\n")
-    with pytest.raises(InputError, match="3 columns, but 2 in the line of the headings"):
+    with pytest.raises(InputError, match="3 columns, but the table has 2"):
         read(tmp_path / "x.csv")
 
 
@@ -199,7 +200,7 @@ def test_a_row_with_another_number_of_columns_is_left_out(tmp_path: Path) -> Non
     (tmp_path / "x.tsv").write_text("id\ttext\ttitle\n1\tA text.\tA\n2\tcut\n")
     assert read(tmp_path / "x.tsv") == (
         {"A": "A text."},
-        {"rows with more or fewer columns than the headings": 1},
+        {"rows with more or fewer columns than their table": 1},
     )
 
 

@@ -23,7 +23,7 @@ class Reason(StrEnum):
     ENCODING = "in an unknown encoding"
     NOT_JSON = "not JSON"
     FIELDS = "without a usable title, text or id"
-    COLUMNS = "rows with more or fewer columns than the headings"
+    COLUMNS = "rows with more or fewer columns than their table"
     SAME_ID = "with an id that an earlier document has"
     TOO_LONG = "too long"
     DAMAGED = "damaged"

@@ -147,8 +147,8 @@ def _part(path: Path, sentences: Sequence[str], first: int, last: int) -> Record
 
 
 def _of_other_width(where: str, row: Sequence[str], heading: "_Heading") -> Unreadable:
-    """The problem with a row that has more or fewer columns than the headings."""
-    message = f"{where}: {len(row)} columns, but {len(heading.names)} in the line of the headings"
+    """The problem with a row that has more or fewer columns than the row of headings, or than the first row."""
+    message = f"{where}: {len(row)} columns, but the table has {len(heading.names)}"
     return Unreadable(where, Reason.COLUMNS, message)
 
 
@@ -192,7 +192,7 @@ def _first_lines(lines: Iterator[str]) -> tuple[int, list[str], Iterator[str]]:
 def _failing(error: Exception) -> Iterator[str]:
     """An iterator that raises this error."""
     raise error
-    yield
+    yield  # makes this function an iterator
 
 
 def _heading(lines: Sequence[str], separators: str, limits: Limits) -> _Heading:
@@ -217,7 +217,7 @@ def _heading_with(separator: str, lines: Sequence[str], limits: Limits) -> _Head
     are_documents = not missing_names(names, limits.names)
     if not are_documents and (looks_like_a_row(columns) or resembles(columns, rows[place + 1 :])):
         columns, used = [""] * len(columns), ends[place - 1][0] if place else 0
-    above = [f"{separator} ".join(filter(None, row)) for row in rows[:place]]
+    above = [f"{separator} ".join(filter(str.strip, row)) for row in rows[:place]]
     return _Heading(separator, names, columns, [" ".join(line.split()) for line in above], used)
 
 
@@ -230,7 +230,7 @@ def _below_text(rows: Sequence[Sequence[str]]) -> int:
     width = len(next((row for row in rows if not row[0].startswith("#")), ()))
     for place, (row, below) in enumerate(pairwise(rows)):
         is_comment = row[0].startswith("#") and (below[0].startswith("#") or len(row) != width)
-        if not is_comment and sum(map(bool, row)) > 1:
+        if not is_comment and sum(map(bool, map(str.strip, row))) > 1:
             return place if len(row) == len(below) else 0
     return 0
 
