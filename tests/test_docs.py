@@ -35,6 +35,14 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: str) -> N
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
 
 
+def test_the_site_has_every_page_of_docs() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r"^ *- (?:.*: )?(\S+\.md)$", nav, re.MULTILINE)
+    assert sorted(f"docs/{page}" for page in listed) == sorted(
+        page for page in PAGES if page.startswith("docs/")
+    )
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_files_that_pages_name_are_there(page: str) -> None:
     if "experiments" not in page:  # whose files were renamed since

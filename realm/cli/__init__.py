@@ -126,23 +126,24 @@ def _parser() -> Parser:
     parser = Parser(
         prog="realm",
         description="Train retrieval and question answering from text alone; answer questions with evidence.",
-        epilog="`realm COMMAND --help` shows the flags of a command and an example. Start with `realm demo`.",
+        epilog="`realm COMMAND --help` shows the flags of a command and an example. Start with "
+        "`realm fit FOLDER --out WORKSPACE`.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
     for group in (
-        demo,
         workspace,
+        answering,
+        serving,
         knowledge_base,
         questions,
+        measuring,
         training,
         planning,
-        answering,
-        measuring,
-        comparing,
         converting,
         sharing,
-        serving,
+        comparing,
+        demo,
     ):
         group.add_commands(commands)
     return parser

@@ -356,7 +356,7 @@ def add_command(
             metavar="NAME=VALUE",
             action="append",
             default=[],
-            help="change one setting; overrides --config; can be given several times",
+            help="change one setting; overrides --config; can be given several times; an unknown NAME prints all names",
         )
     if reports:
         parser.add_switch("--json", "print the result as one JSON object")

@@ -64,7 +64,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
             metavar="ROW",
             type=str.lower,
             nargs="+",
-            help="make only these rows (default: all rows)",
+            help="make only these rows (default: all rows); an unknown ROW prints all names",
         )
         table.add_argument(
             "--dir",
@@ -126,9 +126,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
         section="baseline",
         continues=True,
     )
-    baseline.add_argument(
-        "system", metavar="SYSTEM", help="name of the system, from the list in docs/compare.md"
-    )
+    baseline.add_argument("system", metavar="SYSTEM", help="name of the system: t5, drqa, graph or path")
     baseline.add_kb()
     baseline.add_model()
     baseline.add_train_and_dev()

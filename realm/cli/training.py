@@ -105,8 +105,9 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "--supervised",
         metavar="FOLDER",
         type=Path,
-        help="for training runs, which use this flag themselves: write the index to this folder, print progress every few "
-        "seconds, and end when standard input is closed",
+        # For training runs, which start this command: writes the index to this folder, prints progress every few seconds, and
+        # ends when standard input is closed.
+        help=argparse.SUPPRESS,
     )
 
     finetune = add_command(

@@ -203,7 +203,7 @@ def documents_of(
 ) -> Iterator[Document]:
     """The documents of records in memory, `{"title"?, "text", "id"?}`, with the same ids as from a JSON Lines file.
 
-    All other keys of a record are fields of the document, and so are those of a mapping "fields", as in the REST API.
+    All other keys of a record are fields of the document.
 
     Raises:
         InputError: a record has no text, has neither id nor title nor url, has values of other types, or is longer than
@@ -223,8 +223,6 @@ def documents_of(
 def _in_memory(where: str, one: object) -> Record | Unreadable:
     if not isinstance(one, Mapping):
         return Unreadable(where, Reason.FIELDS, f"{where} is {shown(one)}, not a mapping")
-    if isinstance(inner := one.get("fields"), Mapping):
-        one = {**{name: value for name, value in one.items() if name != "fields"}, **inner}
     found = record(where, one)
     # The place would be the id, and records of the next call have the same places.
     if isinstance(found, Record) and found.id is None and _name(found, found.fields) == where:

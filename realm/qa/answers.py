@@ -223,7 +223,8 @@ def _from(kind: type[T], row: Mapping[str, Any], **parts: Any) -> T:
 def _around(text: str, place: int, width: int = 160) -> str:
     """About 2 * `width` characters of a text around `place`, on one line, with " / " in place of line breaks.
 
-    The part begins and ends between words, unless a word is very long.
+    A line that begins with a small letter continues the line above it, if this is not blank. The part begins and ends between
+    words, unless a word is very long.
     """
     first = max(0, place - width // 2)
     end = first + 2 * width
@@ -232,5 +233,12 @@ def _around(text: str, place: int, width: int = 160) -> str:
         part = re.sub(r"^\S{1,30}(?=\s)", "", part)
     if end < len(text) and not text[end].isspace():
         part = re.sub(r"(?<=\s)\S{1,30}$", "", part)
-    lines = (" ".join(line.split()) for line in part.splitlines())
-    return ("... " if first else "") + " / ".join(filter(None, lines)) + (" ..." if end < len(text) else "")
+    lines: list[str] = []
+    above = ""
+    for line in (" ".join(line.split()) for line in part.splitlines()):
+        if above and line.lstrip("[")[:1].islower():
+            lines[-1] += f" {line}"
+        elif line:
+            lines.append(line)
+        above = line
+    return ("... " if first else "") + " / ".join(lines) + (" ..." if end < len(text) else "")

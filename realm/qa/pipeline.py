@@ -338,8 +338,8 @@ class Answerer:
             for place, row in enumerate(part):
                 score_WT = score_RWT[place]
                 if not self.config.reference_compat:
-                    crossing_WT = reading.crossing_WT(place, texts[row], len(score_WT))
-                    score_WT = score_WT.masked_fill(crossing_WT, -torch.inf)
+                    no_answer_WT = reading.no_answer_WT(place, texts[row], len(score_WT))
+                    score_WT = score_WT.masked_fill(no_answer_WT, -torch.inf)
                 found[row] = PassageSpans(score_WT, reading, place)
         return [found[row] for row in range(len(texts))]
 

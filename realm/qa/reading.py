@@ -9,11 +9,12 @@ Axis letters: B rows, each with a question and a passage; W span widths; T token
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from realm.model.span_reader import body_mask
-from realm.qa.spans import PARAGRAPH_END, body_start
+from realm.qa.spans import body_start, range_of
 from realm.tokens.layouts import Lengths, Tokens, reading_inputs
 from realm.tokens.tokenizer import Tokenizer
 
@@ -31,17 +32,14 @@ class Reading(NamedTuple):
         """Characters [start, end) of the wordpieces from position `first` to position `last`."""
         return self.starts[row][first], self.ends[row][last]
 
-    def crossing_WT(self, row: int, text: str, widths: int) -> Tensor:
-        """True at spans of up to `widths` wordpieces that extend over the end of a paragraph -> [W, T] bool."""
-        ends, starts = self.ends[row], self.starts[row]
-        paragraph, paragraph_T = 0, torch.zeros(self.tokens.ids_BT.shape[1], dtype=torch.int64)
-        read = min(len(starts), len(paragraph_T))  # a long text is cut at its end
-        for place in range(1, read):
-            paragraph += PARAGRAPH_END in text[ends[place - 1] : starts[place]]
-            paragraph_T[place] = paragraph
-        last_T = torch.arange(len(paragraph_T))
-        last_WT = (last_T + torch.arange(widths)[:, None]).clamp(max=max(0, read - 1))
-        return paragraph_T[last_WT] > paragraph_T
+    def no_answer_WT(self, row: int, text: str, widths: int) -> Tensor:
+        """True at spans of up to `widths` wordpieces that are no part of one of the `answer_ranges` -> [W, T] bool."""
+        length = self.tokens.ids_BT.shape[1]
+        read = min(len(self.starts[row]), length)  # a long text is cut at its end
+        range_T = np.full(length, -1)
+        range_T[:read] = range_of(text, self.starts[row][:read], self.ends[row][:read])
+        last_WT = (np.arange(length) + np.arange(widths)[:, None]).clip(max=max(0, read - 1))
+        return torch.from_numpy((range_T[last_WT] != range_T) | (range_T < 0))
 
 
 def joint_reading(

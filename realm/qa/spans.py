@@ -13,11 +13,44 @@ from torch import Tensor
 
 from realm.model.span_reader import SpanConfig, word_bounds
 from realm.qa.question_files import Question
+from realm.text.corpus import ROW
 from realm.tokens.layouts import Lengths
 from realm.tokens.tokenizer import Encoding, Tokenizer
 
 PARAGRAPH_END = "\n\n"
-"""Text between two paragraphs. No answer extends over it."""
+"""Text between two paragraphs."""
+
+
+def answer_ranges(text: str) -> list[tuple[int, int]]:
+    """The ranges of characters in which answers are: the paragraphs of a text, and in rows of tables the values of the cells.
+
+    So an answer does not extend over a blank line, and is neither the name of a column nor parts of two cells.
+
+    >>> text = "Two towns:\\nTown: Arden; River: Tay."
+    >>> [text[start:end] for start, end in answer_ranges(text)]
+    ['Two towns:\\n', 'Arden', 'Tay']
+    """
+    found, done = [], 0
+    for end in re.finditer(rf"{PARAGRAPH_END}|\Z", text):
+        for row in ROW.finditer(text, done, end.start()):
+            found.append((done, row.start()))
+            for cell in re.finditer(r"[^:;]+: ([^;]*?)(?:; |\.?\Z)", row[0]):
+                found.append((row.start() + cell.start(1), row.start() + cell.end(1)))
+            done = row.end()
+        found.append((done, end.start()))
+        done = end.end()
+    return [(start, end) for start, end in found if start < end]
+
+
+def range_of(text: str, starts: Sequence[int], ends: Sequence[int]) -> np.ndarray:
+    """For wordpieces with the characters [start, end), the number of the `answer_ranges` that has all of them, or -1 -> [T].
+
+    A span is within one range if its first and its last wordpiece are in the same one.
+    """
+    ranges = np.array(answer_ranges(text)).reshape(-1, 2)
+    found_T = np.searchsorted(ranges[:, 0], starts, side="right") - 1
+    inside_T = (found_T >= 0) & (np.append(ranges[:, 1], -1)[found_T] >= ends)
+    return np.where(inside_T, found_T, -1)
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
@@ -64,18 +97,19 @@ def answer_pieces(
 def pieces_of_answers(
     question: Question, texts: Sequence[str], tokenizer: Tokenizer, max_width: int
 ) -> list[list[tuple[int, int]]]:
-    """The occurrences of answers in each text that are whole words of one paragraph, in the form of `answer_pieces`."""
+    """The occurrences of answers in each text that are whole words of one of the `answer_ranges`, as in `answer_pieces`."""
     answers = [] if question.regex else tokenizer.encode(question.answers)
     places = []
     for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True):
         inner_1T = torch.tensor([[one in tokenizer.continuing_ids for one in body.ids]], dtype=torch.bool)
         (first_T,), (last_T,) = word_bounds(inner_1T, torch.ones_like(inner_1T))
+        range_T = range_of(text, body.starts, body.ends)
         places.append(
             [
                 (first, width)
                 for first, width in answer_pieces(question, answers, text, body, max_width)
                 if first_T[first] and last_T[first + width]
-                and PARAGRAPH_END not in text[body.starts[first] : body.ends[first + width]]
+                and range_T[first] == range_T[first + width] >= 0
             ]
         )  # fmt: skip
     return places

@@ -46,8 +46,8 @@ class AnswerEnds(nn.Module):
 
 
 def answer_scores(end_2RT: Tensor, reading: Reading, texts: Sequence[str]) -> Tensor:
-    """log p of the answers in each text -> [R, W, T]; -inf for spans that extend over the end of a paragraph."""
-    crossing_RWT = torch.stack(
-        [reading.crossing_WT(row, text, ANSWER_TOKENS) for row, text in enumerate(texts)]
+    """log p of the answers in each text -> [R, W, T]; -inf for spans that are within no `answer_ranges`."""
+    no_answer_RWT = torch.stack(
+        [reading.no_answer_WT(row, text, ANSWER_TOKENS) for row, text in enumerate(texts)]
     )
-    return span_scores(end_2RT[0], end_2RT[1], ANSWER_TOKENS).masked_fill(crossing_RWT, -torch.inf)
+    return span_scores(end_2RT[0], end_2RT[1], ANSWER_TOKENS).masked_fill(no_answer_RWT, -torch.inf)

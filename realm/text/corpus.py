@@ -7,7 +7,7 @@ import hashlib
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -32,9 +32,9 @@ class PassagesConfig:
     passages without tags."""
     cut: Cuts = "sentences"
     """Where passages begin. "sentences": a passage has as many sentences as fit. "rows": the same, but each row of a table
-    with column names is a passage of its own, so that a model does not confuse it with the rows around it, and a heading is
-    in the passage of the text below it. "headings": a passage also begins at each heading of Markdown, HTML, Word documents and
-    EPUB, and its title is the path of the headings.
+    with column names is a passage of its own, so that a model does not confuse it with the rows around it; its title has the
+    headings above it, or the name of its sheet. Other headings are in the passage of the text below them. "headings": a passage
+    also begins at each heading of Markdown, HTML, Word documents and EPUB, and its title is the path of the headings.
     "documents": each document, such as a record of JSON Lines, is one passage; models read only the first `passage_tokens`
     wordpieces of a longer passage."""
     passage_overlap: int = 0
@@ -57,7 +57,7 @@ class PassagesConfig:
     @property
     def reads_headings(self) -> bool:
         """Whether readers make sections of headings."""
-        return self.cut == "headings"
+        return self.cut in ("headings", "rows")
 
     def __post_init__(self) -> None:
         at_least(self, passage_overlap=0, max_document_chars=1)
@@ -76,6 +76,8 @@ class Section(NamedTuple):
     start: int
     """Position of the first character in the text."""
     title: str
+    heading: bool = False
+    """Whether the section begins with a heading, so that `cut` decides whether a passage begins there too."""
 
 
 class Document(NamedTuple):
@@ -89,7 +91,7 @@ class Document(NamedTuple):
     fields: Fields = NO_FIELDS
     """Metadata, such as a year or an address."""
     sections: tuple[Section, ...] = ()
-    """Sections in the order of the text; no passage contains text of two sections."""
+    """Sections in the order of the text."""
 
 
 class Span(NamedTuple):
@@ -154,8 +156,9 @@ class Cut(NamedTuple):
     whole: bool = False
     """True: each section, or each document without sections, is one passage of any length."""
     rows: bool = False
-    """True: each row of a table with column names (`ROW`) is a passage of its own, and headings at the end of a passage move to
-    the text below them, if they fit there."""
+    """True: each row of a table with column names (`ROW`) is a passage of its own, with the title of its section. Sections that
+    begin with a heading are otherwise not split, and headings at the end of a passage move to the text below them, if they fit
+    there."""
 
 
 BLOCKS = Cut()
@@ -180,35 +183,57 @@ def split_document(
     """
     passages: list[Passage] = []
     starts = [start for start, _ in annotations.sentences[1:]]
-    sections = document.sections
-    if not sections or sections[0].start > 0:
-        sections = (Section(0, document.title), *sections)
-    for section, end in zip(
-        sections, [*(one.start for one in sections[1:]), len(document.text)], strict=True
-    ):
-        title_tokens = min(count_tokens([section.title])[0], cut.max_tokens // 2)
-        budget = sys.maxsize if cut.whole else cut.max_tokens - 3 - title_tokens
-        rows = (
-            {found.span() for found in ROW.finditer(document.text, section.start, end)} if cut.rows else set()
+    title_tokens = {
+        title: min(tokens, cut.max_tokens // 2)
+        for title, tokens in _counted(
+            {document.title, *(one.title for one in document.sections)}, count_tokens
         )
-        parts = sorted({section.start, end, *(place for row in rows for place in row)})
+    }
+    for parts in _parts(document, cut):
         above: list[_Piece] = []
-        for part in pairwise(parts):
+        for part in parts:
+            budget = sys.maxsize if cut.whole else cut.max_tokens - 3 - title_tokens[part.title]
             first, last = (
-                (0, 0) if part in rows else (bisect_right(starts, part[0]), bisect_left(starts, part[1]))
+                (0, 0) if part.is_row else (bisect_right(starts, part.start), bisect_left(starts, part.end))
             )
-            bounds = [part[0], *starts[first:last], part[1]]
+            bounds = [part.start, *starts[first:last], part.end]
             pieces = _pieces(document.text, bounds, count_tokens, budget)
             if cut.rows:
                 pieces = (piece._replace(heading=_is_heading(document.text, piece)) for piece in pieces)
             blocks = list(_pack([*above, *pieces], budget, cut.overlap))
-            above = _headings(blocks[-1]) if blocks and part[1] < end else []
+            above = _headings(blocks[-1]) if blocks and part is not parts[-1] else []
             if above:
                 blocks[-1] = blocks[-1][: -len(above)]
             passages += [
-                _passage(document, section.title, annotations.spans, block) for block in blocks if block
+                _passage(document, part.title, annotations.spans, block) for block in blocks if block
             ]
     return passages
+
+
+class _Part(NamedTuple):
+    """A part of a text that shares no passage with other parts, except for the headings at its end."""
+
+    start: int
+    end: int
+    title: str
+    """The title of the passages."""
+    is_row: bool = False
+
+
+def _parts(document: Document, cut: Cut) -> Iterator[list[_Part]]:
+    """The parts of each section; with `cut.rows`, a part for each row, and one for each text between rows."""
+    apart = [one for one in document.sections if not (cut.rows and one.heading)]
+    if not apart or apart[0].start > 0:
+        apart.insert(0, Section(0, document.title))
+    titles = sorted({*apart, *document.sections}, key=lambda one: (one.start, one.heading))
+    starts = [one.start for one in titles]
+    for section, end in zip(apart, [*(one.start for one in apart[1:]), len(document.text)], strict=True):
+        parts, done = [], section.start
+        for row in ROW.finditer(document.text, section.start, end) if cut.rows else ():
+            title = titles[bisect_right(starts, row.start()) - 1].title
+            parts += [_Part(done, row.start(), section.title), _Part(*row.span(), title, is_row=True)]
+            done = row.end()
+        yield [*parts, _Part(done, end, section.title)]
 
 
 class _Piece(NamedTuple):
@@ -218,6 +243,10 @@ class _Piece(NamedTuple):
     end: int
     tokens: int
     heading: bool = False
+
+
+def _counted(texts: Collection[str], count_tokens: CountTokens) -> Iterator[tuple[str, int]]:
+    return zip(texts, count_tokens(list(texts)), strict=True)
 
 
 def _pieces(text: str, bounds: Sequence[int], count_tokens: CountTokens, budget: int) -> Iterator[_Piece]:
@@ -280,17 +309,13 @@ def _headings(block: Sequence[_Piece]) -> list[_Piece]:
 
 
 _MOST_HEADINGS = 3
-_HEADING = re.compile(r"[^\n]{0,99}[^\s.!?;,]\Z")
+_HEADING = re.compile(r"(?![-*+•–]\s)[^\n]{0,99}[^\s.!?;,]\Z")
 
 
 def _is_heading(text: str, piece: _Piece) -> bool:
-    """Whether a sentence is a heading: a short paragraph without a mark at its end, above another one."""
-    around = text[max(0, piece.start - 2) : piece.start], text[piece.end : piece.end + 2]
-    return (
-        (piece.start == 0 or around[0] == "\n\n")
-        and around[1] == "\n\n"
-        and _HEADING.match(text, piece.start, piece.end) is not None
-    )
+    """Whether a sentence is a heading: a short line above another one, without a mark at its end, and no item of a list."""
+    alone = text[max(0, piece.start - 1) : piece.start] in ("", "\n") and text.startswith("\n", piece.end)
+    return alone and _HEADING.match(text, piece.start, piece.end) is not None
 
 
 def _last(block: Sequence[_Piece], most: int) -> list[_Piece]:

@@ -15,6 +15,7 @@ from realm.documents.formats import odt as odt_reader
 from realm.documents.formats import slides, workbooks
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
+from realm.text.corpus import Annotations, Cut, split_document
 from tests.documents.test_damaged_files import damaged
 from tests.documents.writers import zipped
 
@@ -54,6 +55,21 @@ def test_rows_of_a_sheet_are_sentences_with_the_headings_of_the_columns(tmp_path
     assert (record.title, record.text, record.id) == ("towns", TOWNS_TEXT, f"{tmp_path}/towns.xlsx")
     with_macros = (tmp_path / "towns.xlsx").rename(tmp_path / "towns.xlsm")
     assert [document.text for document in read_documents([str(with_macros)])] == [TOWNS_TEXT]
+
+
+def test_a_row_of_a_table_is_a_passage_with_the_name_of_its_sheet_or_its_heading(tmp_path: Path) -> None:
+    workbook(tmp_path / "rates.xlsx", {"Oslo": TOWNS[:2], "Bergen": [TOWNS[0], TOWNS[2]]})
+    table = "| Town | River | Founded |\n| --- | --- | --- |\n| {} | {} | {} |\n"
+    (tmp_path / "rates.md").write_text(
+        "# Rates\n\n## Oslo\n\n" + table.format(*TOWNS[1]) + "\n## Bergen\n\n" + table.format(*TOWNS[2])
+    )
+    for name, title in (("rates.xlsx", "rates"), ("rates.md", "Rates")):
+        (document,) = read_documents([str(tmp_path / name)], headings=True)
+        made = split_document(document, Annotations((), ()), lambda texts: [1] * len(texts), Cut(rows=True))
+        assert [(one.title, one.text.split("\n")[-1]) for one in made] == [
+            (f"{title} > {town}", row)
+            for town, row in zip(("Oslo", "Bergen"), TOWNS_TEXT.split("\n"), strict=True)
+        ]
 
 
 def test_workbook_of_excel_97_and_of_open_document_are_read_as_the_same(tmp_path: Path) -> None:

@@ -61,6 +61,14 @@ def test_evidence_begins_and_ends_between_words() -> None:
     assert _around("x" * 999, 500) == "... " + "x" * 320 + " ..."
 
 
+def test_evidence_joins_wrapped_lines_and_separates_paragraphs_rows_and_items() -> None:
+    text = "The pump is\n  maintained in\nHalle.\n\nhe said\nCity: Halle.\n- oil\n- water"
+    passage = RankedPassage("", "", text, 1, 1.0, "", {})
+    place = text.index("maintained")
+    shown = Answer("maintained", 0.0, 0.5, place, place + 10, passage).evidence()
+    assert shown == "The pump is [[maintained]] in / Halle. / he said / City: Halle. / - oil / - water"
+
+
 def test_json_is_the_contract(answerer) -> None:
     said = json.loads(json.dumps(answerer.answer("who built a tower in Arden?").to_json()))
     assert list(said) == ["question", "found", "answers", "index", "ms"]

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -172,17 +173,37 @@ def test_every_correct_span_lies_in_its_passage(question_length, body_lengths, s
     st.lists(st.lists(st.sampled_from(["river", "tarn,", "O'Neill's", "1,300"]), max_size=4), max_size=5),
     st.sampled_from([4, 12, 200]),
 )
-def test_spans_that_go_from_one_paragraph_into_the_next_are_those_with_a_blank_line_inside(
+def test_no_answer_goes_from_one_paragraph_into_the_next(
     tokenizer: Tokenizer, paragraphs: list[list[str]], longest: int
 ) -> None:
     text = "\n\n".join(" ".join(words) for words in paragraphs)
+    for span, none in spans_of(text, tokenizer, longest):
+        assert none == ("\n\n" in span)
+
+
+@pytest.mark.parametrize("before", ["", "River: Ouse\n", "Tarns.\n\n"])
+def test_an_answer_in_a_row_of_a_table_is_within_one_cell(tokenizer: Tokenizer, before: str) -> None:
+    cells = {"River": "the Ouse", "On the river": "1: 300 tarn", "Tarn": "", "Year": "1300"}
+    text = (
+        before
+        + "; ".join(f"{name}: {value}" for name, value in cells.items())
+        + ".\nThe river: tarn; the end."
+    )
+    allowed = {span for span, none in spans_of(text, tokenizer, 200) if not none}
+    prose = [part for part in (*before.split("\n"), "The river: tarn; the end.") if part]
+    assert allowed and all(any(span in part for part in (*cells.values(), *prose)) for span in allowed)
+    assert {"the Ouse", "1: 300 tarn", "1300", "tarn; the end."} <= allowed
+
+
+def spans_of(text: str, tokenizer: Tokenizer, longest: int) -> Iterator[tuple[str, bool]]:
+    """Each span of up to six wordpieces of a text, and whether it can be no answer."""
     reading = joint_reading(
         [[7, 8, 9], [7]], ["tarn " * 30, text], tokenizer, Lengths(query=8, passage=longest)
     )
-    crossing_WT = reading.crossing_WT(1, text, 6)
-    assert crossing_WT.shape == (6, reading.tokens.ids_BT.shape[1])
+    no_answer_WT = reading.no_answer_WT(1, text, 6)
+    assert no_answer_WT.shape == (6, reading.tokens.ids_BT.shape[1])
     body = reading.body_BT[1].nonzero().flatten().tolist()
     for first, last in itertools.combinations_with_replacement(body, 2):
         if (width := last - first) < 6:
             start, end = reading.text_span(1, first, last)
-            assert bool(crossing_WT[width, first]) == ("\n\n" in text[start:end])
+            yield text[start:end], bool(no_answer_WT[width, first])

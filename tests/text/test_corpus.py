@@ -193,13 +193,17 @@ def squeezed(text: str) -> str:
     st.lists(st.tuples(st.integers(0, 200), st.text("AB", min_size=1, max_size=3)), max_size=4),
     st.integers(8, 40),
     st.booleans(),
+    st.booleans(),
+    st.booleans(),
 )
-def test_each_section_is_split_as_a_document_with_its_title(drawn, places, max_tokens, whole) -> None:
+def test_each_section_is_split_as_a_document_with_its_title(
+    drawn, places, max_tokens, whole, rows, heading
+) -> None:
     document, annotations = drawn
     starts = {start: title for start, title in places if start < len(document.text)}
-    sections = tuple(Section(start, starts[start]) for start in sorted(starts))
+    sections = tuple(Section(start, starts[start], heading and not rows) for start in sorted(starts))
     document = document._replace(sections=sections)
-    found = split_document(document, annotations, words, Cut(max_tokens, whole=whole))
+    found = split_document(document, annotations, words, Cut(max_tokens, whole=whole, rows=rows))
     bounds = [*sections] if sections and not sections[0].start else [Section(0, document.title), *sections]
     rest = list(found)
     for section, end in zip(bounds, [*(one.start for one in bounds[1:]), len(document.text)], strict=True):
@@ -251,7 +255,7 @@ ROWS = (
 )
 PROSE = (
     "Three towns: Arden, Kelso and Perth.", "He came; he saw.", "See: the note; nothing more.", "A town.", "Town: Arden.",
-    "Town: Arden; River: Tay", "", "No name; River: Tay.",
+    "Town: Arden; River: Tay,", "", "No name; River: Tay.",
 )  # fmt: skip
 
 
@@ -285,6 +289,27 @@ def test_a_row_that_is_too_long_is_cut_and_shares_no_passage_with_others() -> No
     made = [one.text for one in split(f"Before.\n{row}\nAfter.", [(0, 7)], max_tokens=15, rows=True)]
     assert made[0] == "Before." and made[-1] == "After." and len(made) > 4
     assert "".join("".join(made[1:-1]).split()) == "".join(row.split())
+
+
+def test_a_row_has_the_title_of_its_section_and_other_text_that_of_the_document() -> None:
+    lines = ("Before.", "North", ROWS[0], "A note.", "South", ROWS[1], "Apart.", ROWS[0])
+    text, ranges = annotated(*lines, gap="\n\n")
+    starts = [start for start, _ in ranges]
+    headings = (
+        Section(starts[1], "Towns > North", heading=True),
+        Section(starts[4], "Towns > South", heading=True),
+    )
+    document = Document("Towns", text, "id", sections=(*headings, Section(starts[6], "Own")))
+    made = split_document(document, Annotations(ranges, ()), words, Cut(rows=True))
+    assert [(one.title, one.text.split("\n\n")) for one in made] == [
+        ("Towns", ["Before."]),
+        ("Towns > North", ["North", ROWS[0]]),
+        ("Towns", ["A note."]),
+        ("Towns > South", ["South", ROWS[1]]),
+        ("Own", ["Apart."]),
+        ("Own", [ROWS[0]]),
+    ]
+    assert "".join(squeezed(one.text) for one in made) == squeezed(text)
 
 
 def test_a_heading_is_in_the_passage_of_the_text_below_it() -> None:

@@ -145,7 +145,8 @@ def sections_of(title: str, text: str, headings: Sequence[Heading]) -> tuple[Sec
             open_since = start
             continue
         open_since = None
-        found.append(Section(start, " > ".join(_without_repeats([title, *(above.words for above in path)]))))
+        path_words = _without_repeats([title, *(above.words for above in path)])
+        found.append(Section(start, " > ".join(path_words), heading=True))
     return tuple(found)
 
 
@@ -182,7 +183,7 @@ def page_record(
     before = len(text)
     text = without_title(title, text)
     gone = before - len(text)
-    sections = tuple(Section(max(0, start - gone), own) for start, own in sections)
+    sections = tuple(one._replace(start=max(0, one.start - gone)) for one in sections)
     if not text:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no text, only a title or markup")
     return Record(str(path), title, text, path.as_posix(), assumed, fields=fields, sections=sections)

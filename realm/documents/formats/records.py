@@ -178,9 +178,9 @@ def record(
     """The record that has the keys of a JSON object or the columns of a row, or the problem with these. `way_out` ends the
     message that a key is missing.
 
-    All keys besides id, title and text are fields of the document, and so are the keys of an object `metadata`. If the record
-    has `passages`, as `realm kb export` writes them, these are the text, and each is a section. A record without a title has an
-    empty title, and an empty id is no id.
+    All keys besides id, title and text are fields of the document, and so are the keys of an object `metadata` or `fields`. If
+    the record has `passages`, as `realm kb export` writes them, these are the text, and each is a section. A record without a
+    title has an empty title, and an empty id is no id.
     """
     passages = _passages(fields.get("passages"))
     if passages:
@@ -213,10 +213,10 @@ def record(
                 where, Reason.FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
             )
     others = {name: value for name, value in fields.items() if name not in present.values()}
-    inner = others.get("metadata")
-    if isinstance(inner, Mapping):
-        del others["metadata"]
-        others |= {name: value for name, value in inner.items() if name not in others}
+    for nested in ("metadata", "fields"):
+        if isinstance(inner := others.get(nested), Mapping):
+            del others[nested]
+            others |= {name: value for name, value in inner.items() if name not in others}
     return Record(where, title, text, own_id, fields=others, sections=_sections(title, passages))
 
 
@@ -245,8 +245,8 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 def whole_characters(record: Record) -> Record:
     """The record with U+FFFD in place of each half of a character. Escapes in texts can name such halves; UTF-8 has none."""
-    parts = (*(record.links or ()), *record.sections)
-    texts = (record.title, record.text, record.id or "", *(title for _, title in parts))
+    parts: tuple[Link | Section, ...] = (*(record.links or ()), *record.sections)
+    texts = (record.title, record.text, record.id or "", *(one.title for one in parts))
     if not any(map(SURROGATE.search, texts)):
         return record
     whole = partial(SURROGATE.sub, "\ufffd")
@@ -257,7 +257,7 @@ def whole_characters(record: Record) -> Record:
         links=None
         if record.links is None
         else tuple(Link(start, whole(title)) for start, title in record.links),
-        sections=tuple(Section(start, whole(title)) for start, title in record.sections),
+        sections=tuple(one._replace(title=whole(one.title)) for one in record.sections),
     )
 
 
@@ -268,14 +268,15 @@ def checked(record: Record) -> Record:
         ValueError: no reader makes such a record.
         TypeError: a value is not of the type of its field.
     """
-    parts = (*(record.links or ()), *record.sections)
+    parts: tuple[Link | Section, ...] = (*(record.links or ()), *record.sections)
     optional = [one for one in (record.id, record.assumed) if one is not None]
-    texts = (record.where, record.title, record.text, *optional, *(title for _, title in parts))
+    texts = (record.where, record.title, record.text, *optional, *(one.title for one in parts))
     good = (
         not SURROGATE.search("".join(texts))
         and bool(record.text)
         and isinstance(record.fields, dict)
-        and all(type(start) is int and 0 <= start <= len(record.text) for start, _ in parts)
+        and all(type(one.start) is int and 0 <= one.start <= len(record.text) for one in parts)
+        and all(type(one.heading) is bool for one in record.sections)
     )
     if not good:
         raise ValueError(record)
