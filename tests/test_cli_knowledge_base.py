@@ -114,7 +114,7 @@ def test_a_preview_and_a_fit_say_which_names_a_corpus_has(
             r"no column text \(columns: content, headline\): name the column of the text with text_field"
         )
         if name.endswith("l"):
-            problem = r"nothing could be read; .* no \"text\" \(fields: 'content', 'headline'\)"
+            problem = r"nothing could be read; .* no \"text\" \(fields: .*\): name the key of the text with text_field"
         for command in (["kb", "preview", source], ["fit", source, "--out", str(tmp_path / "workspace")]):
             assert cli.main(command) == 2
             assert re.search(rf"realm: .*{problem}\n$", capsys.readouterr().err)

@@ -216,8 +216,9 @@ class Parser(argparse.ArgumentParser):
             "sources",
             metavar="SOURCE",
             nargs="+",
-            help="file or folder (.jsonl .json .txt .md .html .csv .tsv .xml .warc, also compressed as .gz .bz2 .xz .zst; "
-            ".rst .parquet .arrow .lance .pdf .docx .odt .pptx .xlsx .xls .ods .epub .eml .zim; wiki_00 of WikiExtractor), "
+            help="file or folder (.jsonl .json .txt .text .log .md .markdown .mdx .html .htm .xhtml .csv .tsv .xml .warc, also "
+            "compressed as .gz .bz2 .xz .zst; .rst .ipynb .parquet .arrow .lance .pdf .docx .odt .pptx .xlsx .xlsm .xls .ods "
+            ".epub .eml .mbox .zim; wiki_00 of WikiExtractor), "
             f"{remote}or package:vital-articles or package:factbook",
         )
         self.add_switch(

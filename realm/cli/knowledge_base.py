@@ -316,7 +316,7 @@ def _info(args: argparse.Namespace) -> None:
     kb = KnowledgeBase.open(args.kb)
     facts: FactsJson = {
         "folder": args.kb,
-        "documents": len(set(kb.document_keys_N.tolist())),
+        "documents": kb.document_count,
         "merged": len(kb.merged()),
         "passages": len(kb),
         "fields": kb.fields,

@@ -38,10 +38,13 @@ MODULES = {
     ".odt": "realm.documents.formats.odt",
     ".pptx": "realm.documents.formats.slides",
     ".xlsx": "realm.documents.formats.workbooks",
+    ".xlsm": "realm.documents.formats.workbooks",
     ".xls": "realm.documents.formats.workbooks",
     ".ods": "realm.documents.formats.workbooks",
     ".epub": "realm.documents.formats.epub",
     ".eml": "realm.documents.formats.mail",
+    ".mbox": "realm.documents.formats.mail",
+    ".ipynb": "realm.documents.formats.notebooks",
     ".zim": "realm.documents.wikipedia.zim",
 }
 """Extension -> module with a function `read(path, limits)` that yields `Record`, `Unreadable` and, for the progress bar,

@@ -33,7 +33,7 @@ def records_of_file(
     else:
         reader, path = file
         for one in _opened(reader, path, limits, child):
-            if isinstance(one, Record) and one.id == path.as_posix():
+            if isinstance(one, Record) and _is_of_file(one, path):
                 one = _with_file(one, path)
             yield one
 
@@ -46,8 +46,9 @@ def _fetched(found: RemoteFile, limits: Limits, child: KeepingReader) -> Iterato
             where = one.where.replace(str(path), address)
             if isinstance(one, Unreadable):
                 yield Unreadable(where, one.reason, str(one).replace(str(path), address))
-            elif one.id == path.as_posix():
-                yield one._replace(where=where, id=address, fields={"path": address, **one.fields})
+            elif _is_of_file(one, path):
+                own = address + (one.id or "").removeprefix(path.as_posix())
+                yield one._replace(where=where, id=own, fields={"path": address, **one.fields})
             else:
                 yield one._replace(where=where)
 
@@ -69,9 +70,19 @@ def _opened(
         yield Unreadable(path, Reason.DAMAGED, f"{path} cannot be read ({shortened(first_line(error))})")
 
 
+def _is_of_file(one: Record, path: Path) -> bool:
+    """Whether a record is the whole file, or a part of it, whose id has a colon and the place of the part after the path."""
+    return f"{one.id}:".startswith(f"{path.as_posix()}:")
+
+
 def _with_file(one: Record, path: Path) -> Record:
-    """The record of a file that is one document, with the path and, if there is one, the modification time as fields."""
+    """The record of a file or of a part of a file, with the path and, for a whole file, the modification time as fields.
+
+    Parts have no time, because then a change of one part would change all parts of the file.
+    """
     fields = {"path": path.as_posix()}
+    if one.id != path.as_posix():
+        return one._replace(fields={**fields, **one.fields})
     # The file can be gone, or have a time that no calendar has.
     with suppress(OSError, OverflowError, ValueError):
         fields["modified"] = time_text(datetime.fromtimestamp(int(path.stat().st_mtime), UTC))

@@ -26,7 +26,7 @@ from realm.documents.formats.records import (
 )
 from realm.documents.parallel_reading import read_in_processes, read_on_ray
 from realm.documents.remote import is_remote
-from realm.documents.sources import files_of, remote_files_of
+from realm.documents.sources import count_kinds, files_of, kind_of, remote_files_of
 from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
@@ -39,6 +39,8 @@ LEFT_OUT = "left_out.jsonl"
 """File in a knowledge base that lists what the last reading of documents left out, as one JSON object per line."""
 _NAMED = 5
 """Number of files that a line about files names."""
+_EXPLAINED = frozenset((Reason.TOO_LONG, Reason.FIELDS, Reason.COLUMNS))
+"""Reasons whose lines also have the first problem, because it says which limit or setting can be changed."""
 
 
 class LeftOut(NamedTuple):
@@ -66,11 +68,15 @@ class ReadingReport:
         self.fields_left_out: Counter[str] = Counter()
         """Name of a field -> number of documents that were read without this field."""
         self._names: dict[str, list[str]] = {}
+        self._kinds: Counter[str] = Counter()
+        """Extension -> number of files that are of a type that is not read."""
 
     def leave_out(self, problem: Unreadable) -> None:
         """Counts and lists a file, a line or a row."""
         where = printable(problem.where)
         self.reasons[problem.reason] += 1
+        if problem.reason == Reason.TYPE:
+            self._kinds[kind_of(problem.where)] += 1
         names = self._names.setdefault(problem.reason, [])
         if len(names) < _NAMED and where not in names:  # a dump can be damaged in several places
             names.append(where)
@@ -96,10 +102,14 @@ class ReadingReport:
         what = "all that was left out" if is_complete else f"the first {self.MOST:,} of each reason"
         return [*self.lines(), f"{listed} lists {what} (with --strict, the first problem is an error)"]
 
-    def lines(self) -> list[str]:
-        """A line for each reason, and lines about assumed encodings and fields, each with counts and the first names."""
+    def lines(self, explained: bool = True) -> list[str]:
+        """A line for each reason, and lines about assumed encodings and fields, each with counts and the first names.
+
+        With `explained`, lines about some reasons also have the first problem.
+        """
         lines = [
-            f"left out: {number:,} {reason}: {_few(self._names[reason], number)}"
+            f"left out: {number:,} {reason}: {self._named(reason, number)}"
+            + (self._explained(reason) if explained else "")
             for reason, number in self.reasons.most_common()
         ]
         if self.assumed:
@@ -111,6 +121,19 @@ class ReadingReport:
                 f"fields left out, because they are longer than {LONGEST_VALUE:,} characters or not JSON: {names}"
             )
         return lines
+
+    def _named(self, reason: str, number: int) -> str:
+        """The first files, lines and rows that were left out for a reason; of many files of other types, their extensions."""
+        if reason == Reason.TYPE and number > _NAMED:
+            return count_kinds(self._kinds) + (", ..." if len(self._kinds) > 5 else "")
+        return _few(self._names[reason], number)
+
+    def _explained(self, reason: str) -> str:
+        """The first problem with a reason, in parentheses, if the reason is one of `_EXPLAINED`."""
+        if reason not in _EXPLAINED:
+            return ""
+        first = next(one for one in self.left_out if one.reason == reason)
+        return f" ({shortened(first.problem.removeprefix(f'{first.where}: '))})"
 
 
 class _StrictReport(ReadingReport):
@@ -266,7 +289,9 @@ def _documents(
             raise InputError(report.left_out[0].problem)
         problems = [one.problem for one in report.left_out if one.reason not in EXPECTED]
         first = shortened((problems or [report.left_out[0].problem])[0])
-        raise InputError(f"nothing could be read; {'; '.join(report.lines())}; the first problem: {first}")
+        raise InputError(
+            f"nothing could be read; {'; '.join(report.lines(explained=False))}; the first problem: {first}"
+        )
     if isinstance(report, _StrictReport):
         for line in report.lines():
             logger.warning(line)

@@ -4,7 +4,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -27,10 +27,14 @@ from realm.folders import DOCUMENTS, KB, VERSIONS, what_it_is
 from realm.keys import KeyTable
 
 
-def count_kinds(files: Iterable[Unreadable]) -> str:
-    """For messages: the most frequent extensions of `files`, each after the number of files with this extension."""
-    kinds = Counter(_kind(Path(one.where)) or Path(one.where).name for one in files)
-    return ", ".join(f"{number} {printable(kind)}" for kind, number in kinds.most_common(5))
+def kind_of(where: str) -> str:
+    """The extension of the file at a path or address; without an extension, its name."""
+    return _kind(Path(where)) or Path(where).name
+
+
+def count_kinds(kinds: Counter[str]) -> str:
+    """For messages: the most frequent extensions of files, each after the number of files with this extension."""
+    return ", ".join(f"{number:,} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
 SourceFile = tuple[Reader | None, Path] | Unreadable
@@ -181,6 +185,7 @@ def remote_files_of(source: str) -> list[RemoteFile | Unreadable]:
 def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
     found: list[SourceFile] = []
     left = {one.resolve() for one in but}
+    with_packages = _has_packages(folder)
 
     def not_opened(error: OSError) -> None:
         found.append(Unreadable(error.filename, Reason.NOT_OPENED, f"{error.filename}: {error.strerror}"))
@@ -197,6 +202,12 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
             if what := _made_by_realm(path):
                 folders.remove(name)
                 found.append(Unreadable(path, Reason.OWN, f"{path} is {what}"))
+            elif not with_packages and _has_packages(path):
+                folders.remove(name)
+                message = (
+                    f"{path} has installed packages: if they are to be read, name this folder as a source"
+                )
+                found.append(Unreadable(path, Reason.PACKAGES, message))
         for path in (Path(parent, name) for name in folders):
             if path.is_symlink():  # the link may lead to a folder that contains the link
                 found.append(Unreadable(path, Reason.LINK, f"{path}: links to folders are not followed"))
@@ -206,10 +217,11 @@ def _walk(folder: Path, but: Collection[Path]) -> list[SourceFile]:
     passed = [
         one
         for one in found
-        if isinstance(one, Unreadable) and one.reason in (Reason.TYPE, Reason.LINK, Reason.OWN)
+        if isinstance(one, Unreadable)
+        and one.reason in (Reason.TYPE, Reason.LINK, Reason.OWN, Reason.PACKAGES)
     ]
     if len(passed) == len(found):
-        others = count_kinds(passed)
+        others = count_kinds(Counter(kind_of(one.where) for one in passed))
         has = f"has {others}, and no" if others else "is empty, and needs one or more files of these types:"
         raise InputError(f"{folder}: this folder {has} {_READ}")
     return found
@@ -222,6 +234,14 @@ def _made_by_realm(folder: Path) -> str:
             return "a workspace"
         return what_it_is(folder)
     return ""
+
+
+_PACKAGES = frozenset(("__pycache__", "node_modules", "site-packages"))
+
+
+def _has_packages(folder: Path) -> bool:
+    """Whether a folder has programs of others, or what was made of programs: their documents would outnumber the user's."""
+    return folder.name in _PACKAGES or os.path.isfile(folder / "pyvenv.cfg")
 
 
 def _file(path: Path) -> SourceFile:
@@ -250,9 +270,14 @@ _TEXT_FORMATS: dict[str, Reader | None] = {
     ".jsonl": json_lines,
     ".json": json_file,
     ".txt": plain_text,
+    ".text": plain_text,
+    ".log": plain_text,
     ".md": markdown,
+    ".markdown": markdown,
+    ".mdx": markdown,
     ".html": html,
     ".htm": html,
+    ".xhtml": html,
     ".csv": comma_separated,
     ".tsv": tsv,
     ".xml": dump,

@@ -192,6 +192,11 @@ class KnowledgeBase:
         """Document keys by passage number: 64 bits, equal for the passages of a document."""
         return self._column("document_key").to_numpy()
 
+    @property
+    def document_count(self) -> int:
+        """Number of documents with passages, without merged documents."""
+        return len(np.unique(self.document_keys_N))
+
     @cached_property
     def ids(self) -> list[str]:
         """Passage ids by passage number: the first 16 hex digits of the SHA-1 of title and text."""

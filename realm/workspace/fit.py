@@ -325,7 +325,7 @@ class _Fit:
             "settings": asdict(self.config),
             "sources": list(self.sources),
             "stamp": "",  # set when the fit is complete
-            "documents": len(read.documents),
+            "documents": kb.document_count,
             "passages": len(kb),
             "left_out": dict(read.left_out.reasons.most_common()),
             "kb_version": 0,

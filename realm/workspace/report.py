@@ -89,6 +89,7 @@ class FitJson(TypedDict):
     stamp: str
     """Digest of the names, sizes and times of the sources' files when they were last read; empty until the fit is complete."""
     documents: int
+    """Number of documents in the knowledge base, without merged documents and those without passages."""
     passages: int
     left_out: dict[str, int]
     """Reason -> number of files, lines and rows that were not read for this reason."""

@@ -129,11 +129,16 @@ class Sync:
             remove(unfinished_folder(self.kb_folder))
             result = build(self.kb_folder, read.documents, config, tokenizer, tagger, total=total)
         self._keep(read)
+        stored = KnowledgeBase.open(self.kb_folder).document_count
+        others = result.documents - stored
         _log.info(
-            "%s: %s, %s",
+            "%s: %s, %s%s",
             self.kb_folder,
-            counted(result.documents, "document"),
+            counted(stored, "document"),
             counted(result.passages, "passage"),
+            f" ({counted(others, 'other document')} without text, or with the text of another)"
+            if others
+            else "",
         )
         return Changes(result.documents, 0, 0, result.passages)
 

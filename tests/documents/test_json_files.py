@@ -51,10 +51,11 @@ def test_json_without_texts_is_a_file_of_another_type(
         list(read_documents([str(tmp_path / "0.json")], names=FieldNames(text="body")))
     write(tmp_path / "a.txt", "A town.")
     assert len(read(tmp_path)) == 1  # the other files are no problem
-    assert f"left out: {len(contents)} of a type that is not read" in caplog.text
+    reason = "JSON files without a text (the setting text_field names its key)"
+    assert f"left out: {len(contents)} {reason}: {tmp_path}/0.json" in caplog.text
     report = ReadingReport()
     list(read_documents([str(tmp_path)], report=report))
-    assert report.reasons == {"of a type that is not read": len(contents)}
+    assert report.reasons == {reason: len(contents)}
 
 
 def test_json_lines_after_a_damaged_line_are_read(tmp_path: Path) -> None:

@@ -112,6 +112,23 @@ def test_what_cannot_be_read_is_left_out_by_reason_and_the_rest_is_read(folder: 
         )
 
 
+def test_the_line_about_long_files_has_the_limit_and_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    (tmp_path / "b.txt").write_text("words\n" * 250)
+    (line,) = read(tmp_path, most=1_000)[1].lines()
+    way_out = "1,499 characters, over the limit of 1,000: split it, or raise max_document_chars"
+    assert line == f"left out: 1 too long: {tmp_path}/b.txt ({way_out})"
+
+
+def test_the_line_about_files_of_other_types_has_their_extensions(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    for name in ("a.yaml", "b.yaml", "c.yaml", "d.zip", "e.zip", "Makefile"):
+        (tmp_path / name).write_text("a: 1")
+    assert read(tmp_path)[1].lines() == [
+        "left out: 6 of a type that is not read: 3 .yaml, 2 .zip, 1 Makefile"
+    ]
+
+
 def test_half_a_character_in_a_title_or_a_page_of_a_dump_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "a.md").write_text('---\ntitle: "A\\ud83d"\n---\n# A\n\nText.\n')
     (tmp_path / "b.xml").write_text(
@@ -133,6 +150,7 @@ def test_markdown_that_the_parser_could_not_hold_is_left_out(tmp_path: Path) -> 
     documents, report = read(tmp_path, most=20_000)
     assert [one.text for one in documents] == ["A town."]
     assert report.reasons == {"too long": 2}
+    assert "raise max_document_chars" in report.lines()[0]
     (documents, report) = read(tmp_path / "c.md", most=200_000)
     assert "Text." in documents[0].text and "a" not in documents[0].fields
 
@@ -154,6 +172,28 @@ def test_a_workspace_a_knowledge_base_and_a_model_in_a_folder_are_left_out_whole
         f"{tmp_path}/ws is a workspace",
         f"{tmp_path}/own/kb is a knowledge base",
     ]
+
+
+def test_installed_packages_in_a_folder_are_left_out_unless_they_are_the_source(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("A town.")
+    inside = [
+        tmp_path / "web" / "node_modules" / "x" / "node_modules",
+        tmp_path / "env" / "lib" / "site-packages",
+    ]
+    for folder in inside:
+        folder.mkdir(parents=True)
+        (folder / "b.md").write_text(f"{folder.name} of others.")
+    (tmp_path / "env" / "pyvenv.cfg").write_text("home = /usr/bin")
+    documents, report = read(tmp_path)
+    assert [one.text for one in documents] == ["A town."]
+    assert [(one.where, one.reason) for one in report.left_out] == [
+        (f"{tmp_path}/env", "folders of installed packages"),
+        (f"{tmp_path}/web/node_modules", "folders of installed packages"),
+    ]
+    named = read(tmp_path / "env", tmp_path / "web" / "node_modules")[0]
+    assert [one.text for one in named] == ["site-packages of others.", "node_modules of others."]
+    with pytest.raises(InputError, match="this folder has 1 node_modules, and no"):
+        read(tmp_path / "web")
 
 
 def test_a_folder_that_cannot_be_opened_hides_no_other_file(tmp_path: Path, monkeypatch) -> None:
@@ -192,7 +232,8 @@ def test_a_file_of_another_type_is_not_the_problem_that_the_message_shows(tmp_pa
     (tmp_path / "LICENSE").write_text("Free.")
     (tmp_path / "towns.jsonl").write_text('{"content": "A town."}\n')
     with pytest.raises(
-        InputError, match=r"the first problem: .*towns\.jsonl:1: no \"text\" \(fields: 'content'\)$"
+        InputError,
+        match=r"the first problem: .*:1: no \"text\" \(fields: 'content'\): name the key .* text_field$",
     ):
         list(read_documents([str(tmp_path)], report=ReadingReport()))
 

@@ -1,8 +1,10 @@
 """E-mails, as Python's own `email` writes them, and as other programs do."""
 
-from contextlib import suppress
+import mailbox
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from realm.documents import child_process
 from realm.documents.formats import mail
-from realm.documents.formats.records import Limits, Unreadable
+from realm.documents.formats.records import Limits, Pages, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
@@ -130,3 +132,65 @@ def test_any_bytes_are_a_message_or_one_problem(tmp_path_factory, data: bytes, s
     with suppress(Unreadable):
         (found,) = mail.read(path, Limits())
         assert found.text and found.title and (found.title + found.text).encode()
+
+
+# --- mailboxes -----------------------------------------------------------------------------------
+
+
+def mailbox_of(path: Path, *numbers: int) -> Path:
+    """A mailbox, written by Python, with these messages; those with an odd number have no Message-ID."""
+    with closing(mailbox.mbox(path)) as box:
+        for number in numbers:
+            sent = message(Subject=f"Pump {number}", From="Ana <ana@example.org>")
+            if number % 2 == 0:
+                sent["Message-ID"] = f"<{number}@example.org>"
+            sent.set_content(f"It costs {number} euros.\n\nFrom now on 3 per day.\n")
+            box.add(sent)
+    return path
+
+
+def test_each_message_of_a_mailbox_is_a_document(tmp_path: Path) -> None:
+    box = mailbox_of(tmp_path / "list.mbox", 1, 2, 3, 4)
+    before = list(read_documents([str(box)]))
+    assert [(one.title, one.text) for one in before] == [
+        (f"Pump {number}", f"It costs {number} euros.\n\nFrom now on 3 per day.") for number in (1, 2, 3, 4)
+    ]
+    assert before[1].id == f"{box}:<2@example.org>"
+    assert dict(before[1].fields) == {"path": str(box), "from": "Ana <ana@example.org>"}
+    box.unlink()
+    after = list(read_documents([str(mailbox_of(box, 2, 3, 4, 5))]))
+    assert [one.id for one in after[:3]] == [one.id for one in before[1:]]
+
+
+def test_a_message_of_a_mailbox_that_cannot_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts(path: Path) -> list[str]:
+        return [str(one) for one in mail.read(path, Limits()) if not isinstance(one, Pages | Record)]
+
+    box = mailbox_of(tmp_path / "list.mbox", 2)
+    nested = "".join(f"Content-Type: multipart/mixed; boundary={n}\n\n--{n}\n" for n in range(3_000))
+    head = "From - Mon Jan 01 10:00:00 2024\n"
+    whole = box.read_text()
+    box.write_text(head + nested + "\n" + head + "Subject: a\n\n" + "long line\n" * 50_000 + "\n" + whole)
+    monkeypatch.setattr(Limits, "file_bytes", 400_000)
+    found = list(mail.read(box, Limits()))
+    assert [one.title for one in found if isinstance(one, Record)] == ["Pump 2"]
+    reasons = [one.reason for one in found if isinstance(one, Unreadable)]
+    assert reasons == ["damaged", "too long"] and "parts" in parts(box)[0]
+
+
+def test_a_file_that_is_no_mailbox_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.mbox").write_text("Subject: A\n\nText.")
+    with pytest.raises(InputError, match=r'a\.mbox: a mailbox must begin with a line "From \.\.\."'):
+        read(tmp_path / "a.mbox")
+
+
+@given(st.lists(st.sampled_from([b"From - 10:00 2024\n", b">From a\n", b"Subject: a\n", b"\n", b"\xff"])))
+def test_any_lines_are_messages_or_problems(tmp_path_factory, lines: list[bytes]) -> None:
+    path = tmp_path_factory.mktemp("mail") / "a.mbox"
+    path.write_bytes(b"From - 10:00 2024\n" + b"".join(lines))
+    found = [one for one in mail.read(path, Limits()) if not isinstance(one, Pages)]
+    assert len(found) == path.read_bytes().count(b"From - 10:00 2024\n") - sum(
+        a == b"\xff" and b.startswith(b"From -") for a, b in pairwise(lines)
+    )

@@ -53,6 +53,8 @@ def one(read: Callable[..., Any], path: Path, **limits: Any) -> Record:
 def test_rows_of_a_sheet_are_sentences_with_the_headings_of_the_columns(tmp_path: Path) -> None:
     record = one(workbooks.read, workbook(tmp_path / "towns.xlsx", {"Sheet1": TOWNS}))
     assert (record.title, record.text, record.id) == ("towns", TOWNS_TEXT, f"{tmp_path}/towns.xlsx")
+    with_macros = (tmp_path / "towns.xlsx").rename(tmp_path / "towns.xlsm")
+    assert [document.text for document in read_documents([str(with_macros)])] == [TOWNS_TEXT]
 
 
 def test_a_row_of_a_table_is_a_passage_with_the_name_of_its_sheet_or_its_heading(tmp_path: Path) -> None:
@@ -327,7 +329,7 @@ def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path:
 def test_workbook_over_the_limit_says_what_can_be_done(sound: Path) -> None:
     with pytest.raises(
         Unreadable,
-        match="over 50 characters: name the column of the text with text_field, split the table, or raise",
+        match=r"over the limit of 50: .* name the column of the text with text_field, split the workbook, or raise",
     ):
         list(workbooks.read(sound / "towns.xlsx", Limits(50)))
 

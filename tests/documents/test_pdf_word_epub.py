@@ -69,6 +69,53 @@ def test_divided_words_are_whole_again_and_hyphens_of_their_own_stay(tmp_path: P
         assert words in text
 
 
+def test_rows_of_a_form_and_of_an_address_stay_rows(tmp_path: Path) -> None:
+    form = [
+        "Customer: Tidewater Logistics AS",
+        "Due date: 4 May 2024",
+        "City: Oslo",
+        "Verksgata 12 b",
+        "4013 Stavanger",
+    ]
+    assert pdf_text(rows(tmp_path / "a.pdf", *form)).split("\n\n")[1] == "\n".join(form)
+
+
+def test_a_full_row_above_a_capital_letter_continues(tmp_path: Path) -> None:
+    full = "The bridge of the old town over the broad river was built of stone by the masons of the city of"
+    text = pdf_text(rows(tmp_path / "a.pdf", full, "Ryhall, and is long."))
+    assert text.split("\n\n")[1] == f"{full} Ryhall, and is long."
+
+
+def test_a_document_of_two_pages_has_no_page_numbers_and_one_header(tmp_path: Path) -> None:
+    class Report(FPDF):
+        def header(self) -> None:
+            self.set_font("Times", size=11)
+            for text in ("Report 7", f"Page {self.page_no()}"):
+                self.cell(0, 8, text, new_x="LMARGIN", new_y="NEXT")
+
+    report = Report()
+    report.set_font("Times", size=11)
+    for word in ("bridge", "river"):
+        report.add_page()
+        report.multi_cell(0, 5.5, f"The {word} of the town is old. " * 20)
+    report.output(str(tmp_path / "a.pdf"))
+    text = pdf_text(tmp_path / "a.pdf")
+    assert text.startswith("Report 7\n\nThe bridge") and text.count("Report 7") == 1 and "Page" not in text
+
+
+def test_headings_at_the_top_of_two_pages_stay(tmp_path: Path) -> None:
+    report = FPDF()
+    for number in (1, 2):
+        report.add_page()
+        report.set_font("Times", size=18)
+        report.cell(0, 10, f"Part {number}", new_x="LMARGIN", new_y="NEXT")
+        report.set_font("Times", size=11)
+        report.multi_cell(0, 5.5, f"The bridge {number} of the town is old. " * 20)
+    report.output(str(tmp_path / "a.pdf"))
+    text = pdf_text(tmp_path / "a.pdf")
+    assert "Part 1" in text and "Part 2" in text
+
+
 def test_columns_are_read_one_after_the_other(tmp_path: Path) -> None:
     written = " ".join(writers.paragraphs(40))
     pdf = Manual()

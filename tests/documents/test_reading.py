@@ -1,3 +1,4 @@
+import gzip
 import json
 import logging
 import re
@@ -461,3 +462,20 @@ def test_help_of_a_command_that_reads_documents_names_every_format(
     assert main(["kb", "build", "--help"]) == 0
     text = capsys.readouterr().out
     assert {ending for ending in sources._FORMATS if ending != ".htm"} <= set(re.findall(r"\.[a-z]+\b", text))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.text", "Arden\n\nA town."),
+        ("a.log.gz", "Arden\n\nA town."),
+        ("a.markdown", "# Arden\n\nA *town*."),
+        ("a.mdx", "# Arden\n\nA *town*."),
+        ("a.XHTML", '<?xml version="1.0"?><html><title>Arden</title><p>A <b>town</b>.</p></html>'),
+    ],
+)
+def test_extensions_of_one_format_are_read_alike(name: str, content: str, tmp_path: Path) -> None:
+    data = content.encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    (found,) = read_documents([str(tmp_path)])
+    assert (found.title, found.text) == ("Arden", "A town.")

@@ -180,6 +180,19 @@ def test_a_fit_of_what_has_not_changed_does_nothing_and_needs_no_torch(home: Pat
     assert {path: path.stat().st_mtime_ns for path in WS.rglob("*")} == files
 
 
+def test_the_number_of_documents_is_that_of_the_knowledge_base(
+    config: FitConfig, fresh: Path, light: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    Path("docs/copy.jsonl").write_text(
+        '{"title": "A", "text": "A is in B."}\n' * 3 + '{"title": "C", "text": " "}\n'
+    )
+    report = run(WS, ["docs"], replace(config, minutes=0))
+    assert report["documents"] == len(TOWNS) + 1 == len(KnowledgeBase.open(WS / "kb").documents())
+    assert f"{len(TOWNS) + 1} documents, " in caplog.text
+    assert "(3 other documents without text, or with the text of another)" in caplog.text
+
+
 @pytest.mark.usefixtures("light")
 def test_a_file_that_changes_before_the_fit_has_the_lock_is_read_again(
     home: Path, config: FitConfig, monkeypatch: pytest.MonkeyPatch

@@ -9,17 +9,20 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
 import pytest
 
 from realm import cli
+from realm.documents.reading import read_documents
 from realm.errors import InputError
 from realm.files import write_json
 from realm.folders import only_holder
 from realm.model.manifest import read_manifest
 from realm.store.knowledge_base import KnowledgeBase
+from realm.text.corpus import Document
 from realm.workspace import watch as watch_module
 from realm.workspace.sources import WatchedJson, listed_documents, watched_documents
 from realm.workspace.watch import Watcher
@@ -291,6 +294,26 @@ def test_records_come_and_go_with_their_lines_and_keep_ids_apart(towns: Path, tm
     (docs / "broken.jsonl").write_text("{")
     looks(watcher, 100)
     assert {one.id for one in KnowledgeBase.open(towns / "kb").documents()[TOWNS:]} == {"x", "Oakham (2)"}
+
+
+def test_the_parts_of_a_long_table_go_with_their_file(
+    towns: Path, docs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_short_documents(sources: list[str], _: int, *more: Any, **named: Any) -> Iterator[Document]:
+        return read_documents(sources, 60, *more, **named)
+
+    monkeypatch.setattr(watch_module, "read_documents", with_short_documents)
+    table = docs / "inns.csv"
+    watcher = Watcher(towns, [str(docs)])
+    for start, number in ((0, 5), (100, 3), (200, 2), (300, 0)):
+        rows = "".join(f"Inn {row},Oakham\n" for row in range(number))
+        table.write_text(f"name,town\n{rows}") if rows else table.unlink()
+        looks(watcher, start)
+        ids = {
+            one.id for one in KnowledgeBase.open(towns / "kb").documents() if one.id.startswith(str(table))
+        }
+        places = {5: {":2-3", ":4-5", ":6-6"}, 3: {":2-3", ":4-4"}, 2: {""}, 0: set[str]()}
+        assert ids == {f"{table}{place}" for place in places[number]}
 
 
 def test_documents_of_the_last_fit_whose_files_are_gone_are_deleted_at_the_first_start(

@@ -95,7 +95,7 @@ def read(demo: DemoRun) -> Results:
     made = {part: len(read_questions(demo.dev.with_name(f"{part}.jsonl"))) for part in ("train", "dev")}
     return {
         "source": demo.source,
-        "documents": len(np.unique(kb.document_keys_N)),
+        "documents": kb.document_count,
         "passages": len(kb),
         "made_questions": made,
         "seeds": list(demo.config.seeds),

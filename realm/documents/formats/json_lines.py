@@ -48,17 +48,16 @@ def json_lines(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 def json_file(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """The record of a JSON object, or a record for each object of a list. A file with an object per line is JSON Lines.
 
-    A file is left out as a file of another type if no object in it (of JSON Lines: in the first 100 lines) has a text.
+    A file is left out as a whole if no object in it (of JSON Lines: in the first 100 lines) has a text.
     Settings of programs are such files.
 
     Raises:
-        Unreadable: the file is empty, binary, damaged, too long, not JSON or of another type.
+        Unreadable: the file is empty, binary, damaged, too long, not JSON, or has no texts.
     """
     names = limits.names
     key = names.text or "text"
-    way_out = "" if names.text else ": name the key of the text with text_field"
-    problem = f'no object in this JSON has a text under the key "{key}"{way_out}'
-    another = Unreadable(path, Reason.TYPE, f"{path}: {problem}")
+    problem = f'no object in this JSON has a text under the key "{key}"{_way_out(names)}'
+    another = Unreadable(path, Reason.KEY, f"{path}: {problem}")
     with opened(path) as file:
         texts = filter(None, (_text_of(raw) for raw, _ in _raw_lines(path, file, limits)))
         first, second = next(texts, ""), next(texts, "")
@@ -161,4 +160,9 @@ def _of_value(where: str, what: str, value: object, names: FieldNames) -> Record
     if not isinstance(value, dict):
         expected = f'{what} is {shown(value)}, and must be an object {{"title": ..., "text": ...}}'
         return Unreadable(where, Reason.FIELDS, f"{where}: {expected}")
-    return record(where, value, names)
+    return record(where, value, names, _way_out(names))
+
+
+def _way_out(names: FieldNames) -> str:
+    """The end of a message about a missing text, if no setting names its key."""
+    return "" if names.text else ": name the key of the text with text_field"

@@ -13,13 +13,14 @@ import ctypes
 import math
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from realm.documents.formats.hyphens import hyphen, words_of
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
 from realm.documents.formats.rows import names_columns, sentence_of
 from realm.documents.formats.titles import file_title, sensible_title
@@ -226,12 +227,15 @@ _ROMAN = re.compile(r"[ivxlc]+", re.IGNORECASE)
 
 
 def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
-    """The pages without headers, footers and page numbers. The first occurrence of a header or footer without a number stays.
+    """The pages without headers, footers and page numbers. The first occurrence of a header or footer stays, unless its number
+    differs between pages.
 
     A row is a header, a footer or a page number under two conditions: it is among the two highest or the two lowest rows of its
-    page, and it occurs at the same height on at least two pages nearby.
+    page, and it occurs at the same height on at least two pages nearby; in a document of two pages, on the other page. There, a
+    row that is larger than most and differs in a number is not left out, because headings such as "Part 1" look like this.
     """
     edges = [_edges(number, rows) for number, rows in enumerate(pages)]
+    usual = statistics.median([row.size for rows in pages for row in rows] or [0.0])
     seen: set[str] = set()
     kept: list[list[Row]] = []
     for number, rows in enumerate(pages):
@@ -242,13 +246,20 @@ def _without_repeated(pages: Sequence[list[Row]]) -> list[list[Row]]:
         ]
         left_out: set[Row] = set()
         for row, pattern in edges[number].items():
-            again = sum(
-                any(pattern == other and abs(row.base - there.base) < 3 for there, other in page.items())
+            same = [
+                [
+                    there.text
+                    for there, other in page.items()
+                    if pattern == other and abs(row.base - there.base) < 3
+                ]
                 for page in near
-            )
-            if again >= 2 and ("#" in pattern or pattern in seen):
+            ]
+            if sum(map(bool, same)) < (1 if len(pages) == 2 else 2):
+                continue
+            differs = any(text != row.text for texts in same for text in texts)
+            if pattern in seen or (differs and (len(pages) > 2 or row.size < 1.1 * usual)):
                 left_out.add(row)
-            elif again >= 2:
+            elif not differs:
                 seen.add(pattern)
         kept.append([row for row in rows if row not in left_out])
     return kept
@@ -386,40 +397,32 @@ def _cells(row: Row, columns: Sequence[_Gap]) -> list[str]:
 _BULLET = re.compile(r"[•◦▪‣●○■□➢✓∗]")
 _LED = re.compile(r" \.\.\. \w+\Z")
 """The end of a row in a table of contents."""
+_NARROW, _SPACE = 22.0, 0.25
+"""Width of a narrow column of text and of a space, in font sizes."""
 _ENDS = tuple('.!?:;…”"»)')
 
 
 def _joined(pages: Sequence[Sequence[Row]]) -> str:
     rows = [row for page in pages for row in page]
-    words = Counter(re.findall(r"[^\W\d_]+(?:-[^\W\d_]+)*", " ".join(row.text for row in rows)))
+    words = words_of(" ".join(row.text for row in rows))
     pitch = statistics.median(_pitches(pages) or [1.2])
     parts: list[str] = []
     before: Row | None = None
     for page in pages:
         margins = _margins(page)
+        lists = _lists(page, pitch, margins)
         for number, row in enumerate(page):
             text = row.text
             if before is not None and before.divided:
                 head = re.search(r"[^\W\d_]+\Z", parts[-1])
                 tail = re.match(r"[^\W\d_]+", text)
-                parts.append(_hyphen(head[0] if head else "", tail[0] if tail else "", words))
+                parts.append(hyphen(head[0] if head else "", tail[0] if tail else "", words))
             elif before is not None:
-                new_page = number == 0
-                parts.append(_between(before, row, new_page, pitch, margins))
+                between = _between(before, row, number == 0, pitch, margins)
+                parts.append("\n" if between == " " and number in lists else between)
             parts.append(text)
             before = row
     return re.sub(r"[^\S\n]+", " ", "".join(parts)).strip()
-
-
-def _hyphen(head: str, tail: str, words: Counter[str]) -> str:
-    """The text between the halves of a divided word: "-" if the hyphen is part of the word, else "".
-
-    If the document also has the word without a hyphen, the hyphen is not part of the word. Otherwise, the hyphen is part of the
-    word if the document also has the word with a hyphen, or if the second half begins with a capital letter.
-    """
-    if words[head + tail] or words[(head + tail).lower()]:
-        return ""
-    return "-" if words[f"{head}-{tail}"] or tail[:1].isupper() else ""
 
 
 def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[int, float]) -> str:
@@ -447,10 +450,42 @@ def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[
         return "\n\n"
     if ended and row.left - before.left > 0.8 * size:  # the row is indented, so it begins a paragraph
         return "\n\n"
-    margin = max(margins.get(_place(before) + side, 0.0) for side in (-1, 0, 1))
-    if before.right < before.left + 0.8 * (margin - before.left):
+    if before.right < before.left + 0.8 * (_margin(before, margins) - before.left):
         return "\n\n" if ended and not goes_on else "\n"
     return " "
+
+
+def _lists(page: Sequence[Row], pitch: float, margins: dict[int, float]) -> set[int]:
+    """The numbers of rows that begin a line of their own, as in a form, an address or program code.
+
+    They belong to a run of rows of which none after the first begins with a small letter, and their first word would have fit
+    on the row before, so that the row before does not end because it is full.
+    """
+    found: set[int] = set()
+    start = 0
+    for end in range(1, len(page) + 1):
+        if end < len(page) and _continues(page[end - 1], page[end], pitch):
+            continue
+        if not any(row.text[0].islower() for row in page[start + 1 : end]):
+            found.update(
+                number
+                for number in range(start + 1, end)
+                if _has_room(page[number - 1], page[number].words[0], margins)
+            )
+        start = end
+    return found
+
+
+def _has_room(row: Row, word: Word, margins: dict[int, float]) -> bool:
+    """Whether a word would have fit at the end of a row."""
+    margin = max(_margin(row, margins), row.left + _NARROW * row.size)
+    return row.right + _SPACE * row.size + word.right - word.left < margin
+
+
+def _continues(before: Row, row: Row, pitch: float) -> bool:
+    """Whether a row is directly below another of the same size."""
+    size = max(before.size, row.size)
+    return 0 < before.base - row.base <= 1.3 * pitch * size and abs(row.size - before.size) <= 0.12 * size
 
 
 def _place(row: Row) -> int:
@@ -463,6 +498,11 @@ def _margins(page: Sequence[Row]) -> dict[int, float]:
     for row in page:
         margins[_place(row)] = max(margins[_place(row)], row.right)
     return margins
+
+
+def _margin(row: Row, margins: dict[int, float]) -> float:
+    """The right margin of the rows that begin about where this row begins."""
+    return max(margins.get(_place(row) + side, 0.0) for side in (-1, 0, 1))
 
 
 def _pitches(pages: Sequence[Sequence[Row]]) -> list[float]:

@@ -23,6 +23,7 @@ class Reason(StrEnum):
     ENCODING = "in an unknown encoding"
     NOT_JSON = "not JSON"
     FIELDS = "without a usable title, text or id"
+    COLUMNS = "rows with more or fewer columns than their table"
     SAME_ID = "with an id that an earlier document has"
     TOO_LONG = "too long"
     DAMAGED = "damaged"
@@ -31,8 +32,10 @@ class Reason(StrEnum):
     NOT_OPENED = "that cannot be opened"
     NAME = "with a name that is not UTF-8"
     TYPE = "of a type that is not read"
+    KEY = "JSON files without a text (the setting text_field names its key)"
     LINK = "links to folders"
     OWN = "folders that realm made"
+    PACKAGES = "folders of installed packages"
     REDIRECT = "redirects"
     DISAMBIGUATION = "disambiguation pages"
     LISTS = "lists, indexes and outlines"
@@ -43,8 +46,10 @@ class Reason(StrEnum):
 EXPECTED = frozenset(
     (
         Reason.TYPE,
+        Reason.KEY,
         Reason.LINK,
         Reason.OWN,
+        Reason.PACKAGES,
         Reason.REDIRECT,
         Reason.DISAMBIGUATION,
         Reason.LISTS,
@@ -167,8 +172,11 @@ def without_columns(where: str | Path, missing: Sequence[str], columns: Sequence
     return Unreadable(where, Reason.FIELDS, f"{where}: {problem}{way_out}")
 
 
-def record(where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAMES) -> Record | Unreadable:
-    """The record that has the keys of a JSON object or the columns of a row, or the problem with these.
+def record(
+    where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAMES, way_out: str = ""
+) -> Record | Unreadable:
+    """The record that has the keys of a JSON object or the columns of a row, or the problem with these. `way_out` ends the
+    message that a key is missing.
 
     All keys besides id, title and text are fields of the document, and so are the keys of an object `metadata` or `fields`. If
     the record has `passages`, as `realm kb export` writes them, these are the text, and each is a section. A record without a
@@ -180,7 +188,8 @@ def record(where: str, fields: Mapping[str, Any], names: FieldNames = USUAL_NAME
         del fields["passages"]
     if missing := missing_names(fields, names):
         listed = ", ".join(map(shown, fields))
-        return Unreadable(where, Reason.FIELDS, f'{where}: no "{missing[0]}" (fields: {shortened(listed)})')
+        message = f'{where}: no "{missing[0]}" (fields: {shortened(listed)}){way_out}'
+        return Unreadable(where, Reason.FIELDS, message)
     present = present_names(fields, names)
     title = fields[present["title"]] if "title" in present else None
     title, text = "" if title is None else title, fields[present["text"]]

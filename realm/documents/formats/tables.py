@@ -1,7 +1,7 @@
 """Tables become records: CSV, and tab-separated values such as DPR's `psgs_w100.tsv`.
 
-A table with a column "text" is a record per row; any other table is one record, with a sentence per row. The first line names
-the columns, unless it looks like a row.
+A table with a column "text" is a record per row; any other table is one record, with a sentence per row, or several records if
+it is long. The first line below text names the columns, unless it looks like a row.
 """
 
 import csv
@@ -9,9 +9,9 @@ import io
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode, marked, without_text
@@ -34,8 +34,8 @@ from realm.text.fields import FieldNames, read_value
 
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
-_HEADING_LINES = 20
-"""Most lines of the row of headings, whose quoted cells can contain line breaks."""
+FIRST_ROWS = 20
+"""Number of lines or rows from which the headings are known; twice as many lines if a quoted cell contains the last of them."""
 _LONGEST_NAME = 80
 """Most characters of the name of a column; a first line with a longer cell is a row."""
 
@@ -63,12 +63,11 @@ def comma_separated(path: Path, limits: Limits) -> Iterator[Record | Unreadable]
 def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unreadable]:
     """The records of a table. Texts may be quoted; a quoted text may contain line breaks and doubled quotation marks (`_rows`).
 
-    The separator is the first of `separators` with which the heading line has the column "text"; without this column, the
-    separator with which it has most columns. The beginning of the file shows the encoding.
+    The beginning of the file shows the encoding, the separator and the headings (`_heading`).
 
     Raises:
         Unreadable: the file is empty or damaged, is in an unknown encoding, has no first line or no row, lacks a column that is
-            named in the settings, has several columns with the same part of a document, or is one record that is too long.
+            named in the settings, or has several columns with the same part of a document.
     """
     csv.field_size_limit(limits.file_bytes)
     with opened(path) as file:
@@ -76,66 +75,164 @@ def _table(path: Path, limits: Limits, separators: str) -> Iterator[Record | Unr
     if not start.strip():
         raise without_text(path, start[:5])
     encoding, assumed = _encoding(path, start)
-    with opened(path) as file:
-        lines = _lines(path, io.TextIOWrapper(file, encoding, newline=""), limits)
-        heading, number = "", 0
+    try:
+        with opened(path) as file:
+            lines = _lines(path, io.TextIOWrapper(file, encoding, newline=""), limits)
+            for found in _records(path, lines, limits, separators):
+                yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
+    except UnicodeDecodeError as error:
+        raise Unreadable(path, Reason.ENCODING, f"{path} is not {encoding} ({error.reason})") from None
+    except csv.Error as error:
+        reason = Reason.TOO_LONG if "field larger" in str(error) else Reason.DAMAGED
+        raise Unreadable(path, reason, f"{path}: {first_line(error)}") from None
+
+
+def _records(
+    path: Path, lines: Iterator[str], limits: Limits, separators: str
+) -> Iterator[Record | Unreadable]:
+    """The records of the lines of a table, without their encoding."""
+    skipped, held, lines = _first_lines(lines)
+    if not held:
+        next(lines, None)
+        raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
+    heading = _heading(held, separators, limits)
+    if (missing := missing_names(heading.names, limits.names)) and any(limits.names):
+        raise without_columns(path, missing, heading.names)
+    before = skipped + heading.used
+    numbered = _rows(chain(held[heading.used :], lines), heading.separator, limits.file_bytes)
+    rows = ((before + number, row) for number, row in numbered if row)
+    if missing:
+        yield from _as_documents(path, heading, rows, limits)
+        return
+    check_columns(path, heading.names, limits.names)
+    for number, row in rows:
+        where = f"{path}:{number}"
+        if len(row) == len(heading.names):
+            yield record(where, _values(heading.names, row, limits.names), limits.names)
+        else:
+            yield _of_other_width(where, row, heading)
+
+
+def _as_documents(
+    path: Path, heading: "_Heading", rows: Iterable[tuple[int, list[str]]], limits: Limits
+) -> Iterator[Record | Unreadable]:
+    """The records of numbered rows that are a sentence each: one record, or several if the sentences are too long for one."""
+    above = list(heading.above)
+    part: list[str] = []
+    first = last = length = 0
+    is_whole = True
+    for number, row in rows:
+        cells = [" ".join(cell.split()) for cell in row]
+        if len(row) != len(heading.names):
+            yield _of_other_width(f"{path}:{number}", row, heading)
+        elif any(cells):
+            sentence = "\n".join([*above, sentence_of(heading.columns, cells)])
+            above.clear()
+            if part and length + len(sentence) > limits.document_chars:
+                yield _part(path, part, first, last)
+                part, length, is_whole = [], 0, False
+            first, last = first if part else number, number
+            part.append(sentence)
+            length += len(sentence) + 1
+    if not part:
+        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
+    whole = _part(path, part, first, last)
+    yield whole._replace(where=str(path), id=path.as_posix()) if is_whole else whole
+
+
+def _part(path: Path, sentences: Sequence[str], first: int, last: int) -> Record:
+    """The record of the rows in these lines of a file."""
+    place = f"{first}-{last}"
+    return Record(f"{path}:{place}", file_title(path), "\n".join(sentences), f"{path.as_posix()}:{place}")
+
+
+def _of_other_width(where: str, row: Sequence[str], heading: "_Heading") -> Unreadable:
+    """The problem with a row that has more or fewer columns than the row of headings, or than the first row."""
+    message = f"{where}: {len(row)} columns, but the table has {len(heading.names)}"
+    return Unreadable(where, Reason.COLUMNS, message)
+
+
+class _Heading(NamedTuple):
+    """The row of headings of a table, and what is above it."""
+
+    separator: str
+    names: list[str]
+    """The names of the columns of documents."""
+    columns: list[str]
+    """The names of the columns in sentences; empty names if the first row is data."""
+    above: list[str]
+    """Lines of text above the headings, such as the title of a report."""
+    used: int
+    """Number of lines above the first row of data."""
+
+
+def _first_lines(lines: Iterator[str]) -> tuple[int, list[str], Iterator[str]]:
+    """The number of lines that are skipped, the lines after them that show the headings, and the other lines.
+
+    Blank lines and a line with the separator are skipped. The last of the lines that show the headings ends a quoted cell, if
+    possible. If a line after the first cannot be read, the iterator over the other lines raises the error.
+    """
+    skipped, held, marks, size = 0, list[str](), 0, 0
+    while len(held) < (FIRST_ROWS if marks % 2 == 0 else 2 * FIRST_ROWS) and size < _BEGINNING:
         try:
-            while not heading.strip() or heading.startswith("sep="):
-                if (line := next(lines, None)) is None:
-                    raise Unreadable(path, Reason.FIELDS, f"{path}: there is no heading line")
-                heading, number = line, number + 1
-            held = _heading_lines(heading, lines)
-            headings = {one: next(_rows(held, one, limits.file_bytes)) for one in separators}
-            columns_of = {one: column_names(cells, limits.names) for one, (_, cells) in headings.items()}
-            missing_of = {one: missing_names(names, limits.names) for one, names in columns_of.items()}
-            separator = max(separators, key=lambda one: (not missing_of[one], len(columns_of[one])))
-            names = columns_of[separator]
-            missing = missing_of[separator]
-            if missing and any(limits.names):
-                raise without_columns(path, missing, names)
-            if per_row := not missing:
-                check_columns(path, names, limits.names)
-            used, cells = headings[separator]
-            columns = [" ".join(cell.split()) for cell in cells]
-            if not per_row and looks_like_a_row(columns):
-                used, columns = 0, [""] * len(names)
-            lines, before = chain(held[used:], lines), number - 1 + used
-            sentences, length = [], 0
-            for line_number, row in _rows(lines, separator, limits.file_bytes):
-                number = before + line_number
-                if not row:
-                    continue
-                where = f"{path}:{number}"
-                if len(row) != len(names):
-                    message = f"{where}: {len(row)} columns, but {len(names)} in the first line"
-                    yield Unreadable(where, Reason.FIELDS, message)
-                elif per_row:
-                    found = record(where, _values(names, row, limits.names), limits.names)
-                    yield found if isinstance(found, Unreadable) else found._replace(assumed=assumed)
-                elif any(cells := [" ".join(cell.split()) for cell in row]):
-                    sentences.append(sentence_of(columns, cells))
-                    length += len(sentences[-1]) + 1
-                    if length > limits.document_chars:
-                        raise too_long(path, limits)
-            if sentences:
-                text = "\n".join(sentences)
-                yield Record(str(path), file_title(path), text, path.as_posix(), assumed)
-            elif not per_row:
-                raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
-        except UnicodeDecodeError as error:
-            raise Unreadable(path, Reason.ENCODING, f"{path} is not {encoding} ({error.reason})") from None
-        except csv.Error as error:
-            reason = Reason.TOO_LONG if "field larger" in str(error) else Reason.DAMAGED
-            raise Unreadable(path, reason, f"{path}:{number}: {first_line(error)}") from None
-
-
-def _heading_lines(first: str, lines: Iterator[str]) -> list[str]:
-    """The first line of the row of headings, and the lines up to the end of its last quoted cell."""
-    held, marks = [first], first.count('"')
-    while marks % 2 and len(held) < _HEADING_LINES and (line := next(lines, None)) is not None:
+            line = next(lines, None)
+        except (Unreadable, UnicodeDecodeError) as error:
+            return skipped, held, _failing(error)
+        if line is None:
+            break
+        if not held and (not line.strip() or line.startswith("sep=")):
+            skipped += 1
+            continue
         held.append(line)
         marks += line.count('"')
-    return held
+        size += len(line)
+    return skipped, held, lines
+
+
+def _failing(error: Exception) -> Iterator[str]:
+    """An iterator that raises this error."""
+    raise error
+    yield  # makes this function an iterator
+
+
+def _heading(lines: Sequence[str], separators: str, limits: Limits) -> _Heading:
+    """The headings of a table that begins with `lines`.
+
+    The separator is the first of `separators` with which a row of headings has the column "text"; without this column, the
+    separator with which the headings have most columns.
+    """
+    found = [_heading_with(one, lines, limits) for one in separators]
+    return max(found, key=lambda one: (not missing_names(one.names, limits.names), len(one.names)))
+
+
+def _heading_with(separator: str, lines: Sequence[str], limits: Limits) -> _Heading:
+    """The headings of a table with this separator: the first row, or the first row below text, if only this row names the
+    columns of documents or none of them does."""
+    ends = [(end, row) for end, row in _rows(lines, separator, limits.file_bytes) if any(map(str.strip, row))]
+    rows = [row for _, row in ends] or [[""]]
+    places = [(place, column_names(rows[place], limits.names)) for place in (0, _below_text(rows))]
+    place, names = next((one for one in places if not missing_names(one[1], limits.names)), places[-1])
+    columns = [" ".join(cell.split()) for cell in rows[place]]
+    used = ends[place][0] if ends else 1
+    are_documents = not missing_names(names, limits.names)
+    if not are_documents and (looks_like_a_row(columns) or resembles(columns, rows[place + 1 :])):
+        columns, used = [""] * len(columns), ends[place - 1][0] if place else 0
+    above = [f"{separator} ".join(filter(str.strip, row)) for row in rows[:place]]
+    return _Heading(separator, names, columns, [" ".join(line.split()) for line in above], used)
+
+
+def _below_text(rows: Sequence[Sequence[str]]) -> int:
+    """The place of the first row below rows of text: those with a single cell, and comments, which begin with "#".
+
+    It must have as many cells as the row below it, otherwise no row counts as text. So a comment with as many cells as the
+    first row of data is the row of headings.
+    """
+    width = len(next((row for row in rows if not row[0].startswith("#")), ()))
+    for place, (row, below) in enumerate(pairwise(rows)):
+        is_comment = row[0].startswith("#") and (below[0].startswith("#") or len(row) != width)
+        if not is_comment and sum(map(bool, map(str.strip, row))) > 1:
+            return place if len(row) == len(below) else 0
+    return 0
 
 
 class _LinesOfRow:
@@ -227,15 +324,46 @@ def looks_like_a_row(columns: Sequence[str]) -> bool:
     return any(len(one) > _LONGEST_NAME for one in columns) or not isinstance(read_value(columns[0]), str)
 
 
-def too_long(path: Path, limits: Limits) -> Unreadable:
-    """The problem with a table that is one document, and too long."""
-    over = f"over {limits.document_chars:,} characters"
-    return Unreadable(
-        path,
-        Reason.TOO_LONG,
-        f"{path}: without a column text, a table is one document, and this one has {over}: name the column of the text with "
-        "text_field, split the table, or raise max_document_chars",
-    )
+def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
+    """Whether a cell of the first line has the form of all cells that are below it in `below`, such as a date or an address.
+
+    Numbers that increase from cell to cell, such as years, can be names of columns of numbers.
+
+    >>> resembles(["10.0.0.1", "web"], [["10.0.0.23", "db"]]), resembles(["Address", "Role"], [["10.0.0.1", "web"]])
+    (True, False)
+    >>> resembles(["France", "80"], [["Spain", "7"]]), resembles(["Country", "2", "4"], [["Spain", "7", "8"]])
+    (True, False)
+    """
+    forms = [_form(one) for one in columns]
+    numbers = [float(one) for one, form in zip(columns, forms, strict=True) if form in ("number", "year")]
+    are_increasing = len(numbers) > 1 and all(a < b for a, b in pairwise(numbers))
+    for place, form in enumerate(forms):
+        if form and not (are_increasing and form in ("number", "year")):
+            others = {
+                _form(cell) for row in below if len(row) == len(columns) and (cell := row[place].strip())
+            }
+            if others == {form}:
+                return True
+    return False
+
+
+_FORMS = {
+    "year": re.compile(r"(?:19|20)\d\d"),
+    "number": re.compile(r"[-+]?\d{1,15}(?:\.\d{1,15})?"),
+    "date": re.compile(r"\d{1,2}\.?[ -][^\W\d_]{3,9}\.?,?[ -]\d{2,4}|[^\W\d_]{3,9}\.? \d{1,2},? \d{4}"),
+    "e-mail": re.compile(r"[^\s@]+@[^\s@]+\.[^\s@.]+"),
+}
+"""Forms of cells of data."""
+_DIGITS = re.compile(r"\d+")
+
+
+def _form(cell: str) -> str:
+    """The form of a cell: one of `_FORMS`, or the cell with "0" in place of each number; "" for words."""
+    cell = cell.strip()
+    if len(cell) > _LONGEST_NAME:
+        return ""
+    named = next((name for name, form in _FORMS.items() if form.fullmatch(cell)), "")
+    return named or (_DIGITS.sub("0", cell) if _DIGITS.search(cell) else "")
 
 
 def _encoding(path: Path, start: bytes) -> tuple[str, str | None]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
+from realm.documents.formats.hyphens import with_whole_words
 from realm.documents.formats.markdown_dialects import as_commonmark
 from realm.documents.formats.pages import page_in, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
@@ -12,8 +13,13 @@ from realm.documents.formats.titles import file_title
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
-    """One record. The title is the first line if this line is short and a blank line follows, else the file name."""
+    """One record. The title is the first line if this line is short and a blank line follows, else the file name.
+
+    Words that are divided at line ends are whole again.
+    """
     text, assumed = whole(path, limits)
+    if len(text) <= limits.document_chars:  # a longer text is left out
+        text = with_whole_words(text)
     text = text.strip()
     first, _, rest = text.partition("\n")
     if len(first) <= 100 and rest.strip() and not rest.partition("\n")[0].strip():
@@ -24,13 +30,21 @@ def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
 
 def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is that of the front matter, else the main heading, else the file name."""
+    source, assumed = whole(path, limits)
+    yield markdown_record(path, source, assumed, limits)
+
+
+def markdown_record(path: Path, source: str, assumed: str | None, limits: Limits) -> Record:
+    """The record of Markdown. Raises Unreadable if it is too long, or has no text."""
     from markdown_it import MarkdownIt
 
-    source, assumed = whole(path, limits)
     # The parser needs half a gigabyte of memory for a megabyte of short lines.
     if len(source) > 2 * limits.document_chars:
         raise Unreadable(
-            path, Reason.TOO_LONG, f"{path}: {len(source):,} characters, too long for one document: split it"
+            path,
+            Reason.TOO_LONG,
+            f"{path}: {len(source):,} characters, over twice the limit of {limits.document_chars:,}: split it, or raise "
+            "max_document_chars",
         )
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML. It is an article, so its asides are notes.
@@ -38,7 +52,7 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     page = page_in(path, f"<article>{article}</article>")
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
-    yield page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
+    return page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
 
 
 def html(path: Path, limits: Limits) -> Iterator[Record]:

@@ -24,7 +24,7 @@ from realm.documents.formats.records import (
     without_columns,
 )
 from realm.documents.formats.rows import sentence_of
-from realm.documents.formats.tables import column_names, looks_like_a_row, too_long
+from realm.documents.formats.tables import FIRST_ROWS, column_names, looks_like_a_row, resembles
 from realm.text.fields import FieldNames, json_value
 
 
@@ -90,7 +90,11 @@ def _document(path: Path, title: str, blocks: Sequence[tuple[str, list[str]]], l
             text += f"{name}\n"
         text += "\n".join(lines)
     if len(text) > limits.document_chars:
-        raise too_long(path, limits)
+        message = (
+            f"{len(text):,} characters, over the limit of {limits.document_chars:,}: without a column text, a workbook is one "
+            "document: name the column of the text with text_field, split the workbook, or raise max_document_chars"
+        )
+        raise Unreadable(path, Reason.TOO_LONG, f"{path}: {message}")
     return page_record(path, title, text, headings=headings if limits.headings else ())
 
 
@@ -98,12 +102,14 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """The rows of a sheet as sentences; no row is empty.
 
     Rows with a single cell above the row of headings are text, such as the title of a table. So is every row, if the sheet has
-    one column.
+    one column. A row that resembles those below it is data, and ends the search for headings.
     """
     names: Sequence[str] | None = None
     said = False
-    for cells in rows:
+    for place, cells in enumerate(rows):
         filled = [cell for cell in cells if cell]
+        if names is None and len(filled) > 1 and resembles(cells, rows[place + 1 : place + 1 + FIRST_ROWS]):
+            names = [""] * len(cells)
         if len(cells) == 1 or (names is None and len(filled) == 1):
             said = True
             yield filled[0]

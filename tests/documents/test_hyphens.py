@@ -1,0 +1,56 @@
+"""Words that are divided at line ends, and hyphens that are not divisions."""
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realm.documents.formats.hyphens import with_whole_words
+from tests.documents.writers import read
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ("The north ter-\nminal.", "The north terminal."),
+        ("The author\u2010\n       ization.", "The authorization."),
+        ("The op\u00ad\nera\u00adtor waits.", "The operator waits."),
+        ("A well\u2010\nknown town, well\u2010known to all.", "A well-known town, well\u2010known to all."),
+        ("Mr Ott-\nLee waits.", "Mr Ott-Lee waits."),
+        ("A harbour-\nmaster: the master of a harbour.", "A harbour-master: the master of a harbour."),
+        ("A re-\nstart, a restart-\nlike re-\nstart.", "A restart, a restartlike restart."),
+        ("x86-\n64, a -\nb, one-\n\ntwo, --\nthree", "x86-\n64, a -\nb, one-\n\ntwo, --\nthree"),
+    ],
+)
+def test_a_word_that_is_divided_at_a_line_end_is_whole(text: str, whole: str) -> None:
+    assert with_whole_words(text) == whole
+
+
+def test_a_text_that_ends_lines_at_hyphens_keeps_them() -> None:
+    text = "A well-known town is well-\nknown, and an old-\nfashioned town."
+    assert with_whole_words(text) == "A well-known town is well-known, and an old-fashioned town."
+
+
+def test_text_files_and_mails_have_whole_words(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"The north ter-\r\n  minal.\r\n")
+    (tmp_path / "b.eml").write_bytes(b"Subject: B\r\n\r\nThe south ter-\r\nminal.\r\n")
+    assert read(tmp_path)[0] == {"a": "The north terminal.", "B": "The south terminal."}
+
+
+@given(st.text("ab-\u2010\u00ad\n A"))
+def test_only_hyphens_line_ends_and_blanks_are_taken_away(text: str) -> None:
+    def letters(text: str) -> str:
+        return "".join(filter(str.isalpha, text))
+
+    found = with_whole_words(text)
+    assert letters(found) == letters(text) and "\u00ad" not in found
+    assert found.count("\n\n") >= text.replace("\u00ad", "").count("\n\n")
+
+
+@pytest.mark.parametrize("part", ["a", "a-\n", "-\n ", "\u00ad", "\u00ad\n", " \n"])
+def test_hostile_texts_take_linear_time(part: str) -> None:
+    start = time.process_time()
+    with_whole_words(part * 300_000)
+    assert time.process_time() - start < 20
