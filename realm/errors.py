@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -174,16 +175,22 @@ def at_least(settings: object, **least: float) -> None:
     """
     for name, bound in least.items():
         value = getattr(settings, name)
-        if value is not None and not (isinstance(value, int | float) and value >= bound):
-            raise InputError(f"{name} is {shown(value)}: it must be {bound} or more")
+        if value is not None and not _number(name, value) >= bound:
+            raise InputError(f"{name} is {value}: it must be {bound} or more")
 
 
 def check_shares(settings: object, *names: str) -> None:
     """Raises InputError if one of the named settings is not a share, a number from 0 to 1. None is not checked."""
     for name in names:
         value = getattr(settings, name)
-        if value is not None and not (isinstance(value, int | float) and 0 <= value <= 1):
-            raise InputError(f"{name} is {shown(value)}: it must be between 0 and 1")
+        if value is not None and not 0 <= _number(name, value) <= 1:
+            raise InputError(f"{name} is {value}: it must be between 0 and 1")
+
+
+def _number(name: str, value: object) -> float:
+    if not isinstance(value, Real):  # also a number of numpy
+        raise InputError(f"{name} is {shown(value)}: it must be a number")
+    return float(value)
 
 
 def no_rank(command: str) -> InputError:

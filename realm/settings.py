@@ -128,7 +128,12 @@ def checked(cls: type[T], settings: object) -> T:
     """
     if not isinstance(settings, cls):
         raise InputError(f"the settings are {shown(settings)}: they must be of the class {cls.__name__}")
-    return config_from(cls, dataclasses.asdict(settings), cls.__name__)  # type: ignore[call-overload]
+    return config_from(cls, dataclasses.asdict(settings, dict_factory=_plain), cls.__name__)  # type: ignore[call-overload]
+
+
+def _plain(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A dictionary in which numbers of numpy, which JSON does not have, are those of Python."""
+    return {key: value.item() if hasattr(value, "item") else value for key, value in pairs}
 
 
 def _config_path(file: str, folder: Path = Path()) -> Path:

@@ -19,12 +19,14 @@ from realm.tokens.tokenizer import Encoding, Tokenizer
 
 PARAGRAPH_END = "\n\n"
 """Text between two paragraphs."""
+LONGEST_NAME = 5
 
 
 def answer_ranges(text: str) -> list[tuple[int, int]]:
     """The ranges of characters in which answers are: the paragraphs of a text, and in rows of tables the values of the cells.
 
-    So an answer does not extend over a blank line, and is neither the name of a column nor parts of two cells.
+    So an answer does not extend over a blank line, and is neither the name of a column nor parts of two cells. A line with a
+    name of more than `LONGEST_NAME` words is prose with a colon and a semicolon.
 
     >>> text = "Two towns:\\nTown: Arden; River: Tay."
     >>> [text[start:end] for start, end in answer_ranges(text)]
@@ -33,10 +35,11 @@ def answer_ranges(text: str) -> list[tuple[int, int]]:
     found, done = [], 0
     for end in re.finditer(rf"{PARAGRAPH_END}|\Z", text):
         for row in ROW.finditer(text, done, end.start()):
-            found.append((done, row.start()))
-            for cell in re.finditer(r"[^:;]+: ([^;]*?)(?:; |\.?\Z)", row[0]):
-                found.append((row.start() + cell.start(1), row.start() + cell.end(1)))
-            done = row.end()
+            cells = list(re.finditer(r"([^:;]+): ([^;]*?)(?:; |\.?\Z)", row[0]))
+            if all(len(cell[1].split()) <= LONGEST_NAME for cell in cells):
+                found.append((done, row.start()))
+                found += [(row.start() + cell.start(2), row.start() + cell.end(2)) for cell in cells]
+                done = row.end()
         found.append((done, end.start()))
         done = end.end()
     return [(start, end) for start, end in found if start < end]

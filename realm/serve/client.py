@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from realm import __version__
-from realm.errors import InputError, RealmError
+from realm.errors import InputError, RealmError, check_encodable, shown
 from realm.model.calibration import Method
 from realm.qa.answers import Answer, Answers, Hit
-from realm.text.fields import json_value
+from realm.text.fields import json_value, with_nested
 
 NDJSON = "application/x-ndjson"
 
@@ -138,7 +138,7 @@ class Client:
         """The `top_k` best passages for a question, with the scores by which they were ranked."""
         row = self._json("POST", "/v1/retrieve", _question_body(question, method, top_k, where))
         with _readable_errors(self.url):
-            return [Hit(**one) for one in row["passages"]]
+            return [Hit(*(one[name] for name in Hit._fields)) for one in row["passages"]]
 
     def fill(self, sentence: str, target: str | None = None) -> dict[str, Any]:
         """Predictions for each [MASK] of a sentence, and the effect of each passage on the predictions or on `target`."""
@@ -147,11 +147,11 @@ class Client:
 
     def passage(self, id: str) -> dict[str, Any]:
         """A passage by its id."""
-        return self._json("GET", f"/v1/passages/{urllib.parse.quote(id, safe='')}")
+        return self._json("GET", f"/v1/passages/{_in_path(id)}")
 
     def document(self, id: str) -> dict[str, Any]:
         """A document by its id, with its passages."""
-        return self._json("GET", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
+        return self._json("GET", f"/v1/documents/{_in_path(id)}")
 
     def documents(
         self, start: int = 0, count: int = 100, prefix: str = "", where: str | None = None
@@ -196,7 +196,7 @@ class Client:
     def add(self, documents: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         """Adds documents `{"title"?, "text", "id"?}`. On return, the documents are on disk and can be found.
 
-        All other keys of a document, and those of a mapping "fields", are fields of the document. Dates become texts.
+        All other keys of a document, and those of a mapping `metadata` or `fields`, are its fields. Dates become texts.
 
         Raises:
             InputError: one document is given instead of a list, or a field is not JSON.
@@ -207,7 +207,7 @@ class Client:
 
     def delete(self, id: str) -> int:
         """Deletes a document by its id -> number of removed passages."""
-        row = self._json("DELETE", f"/v1/documents/{urllib.parse.quote(id, safe='')}")
+        row = self._json("DELETE", f"/v1/documents/{_in_path(id)}")
         with _readable_errors(self.url):
             return int(row["passages_removed"])
 
@@ -268,11 +268,19 @@ def _question_body(
 
 
 def _document_body(document: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(document, Mapping):
+        raise InputError(f"a document is {shown(document)}: it must be a mapping with a text")
     parts = {name: value for name, value in document.items() if name in ("id", "title", "text")}
-    others = {name: value for name, value in document.items() if name not in parts}
-    if isinstance(inner := others.get("fields"), Mapping):
-        others = {**{name: value for name, value in others.items() if name != "fields"}, **inner}
+    others = with_nested({name: value for name, value in document.items() if name not in parts})
     return parts | ({"fields": others} if others else {})
+
+
+def _in_path(id: str) -> str:
+    """An id as part of an address."""
+    if not isinstance(id, str):
+        raise InputError(f"the id is {shown(id)}: it must be a text")
+    check_encodable(id, "the id: ")
+    return urllib.parse.quote(id, safe="")
 
 
 def _lines(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:

@@ -69,6 +69,20 @@ def clean_fields(values: Mapping[Any, Any], left_out: Counter[str] | None = None
     return found
 
 
+def with_nested(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a record, and those of the objects `metadata` and `fields` in it, which replace no other key.
+
+    >>> with_nested({"title": "A", "year": 1, "fields": {"year": 2, "by": "Ann"}})
+    {'title': 'A', 'year': 1, 'by': 'Ann'}
+    """
+    found = dict(record)
+    for nested in ("metadata", "fields"):
+        if isinstance(inner := found.get(nested), Mapping):
+            del found[nested]
+            found |= {name: value for name, value in inner.items() if name not in found}
+    return found
+
+
 def json_value(value: object) -> Any:
     """A date or a time in the format of ISO 8601, a time of day such as 09:30, a duration such as 30:05:00, or a number.
 

@@ -147,7 +147,7 @@ class Workspace:
     def add(self, records: Iterable[Mapping[str, Any]]) -> AddResult:
         """Adds documents `{"title"?, "text", "id"?}`; a document with a known id replaces the old document.
 
-        All other keys of a record, and those of a mapping "fields", are fields of the document. The id of a document without
+        All other keys of a record, and those of a mapping `metadata` or `fields`, are its fields. The id of a document without
         "id" is its title, or its field "url" if it has no title. If several documents of one call have the same title T and no
         "id", their ids are "T", "T (2)", "T (3)" and so on. On return, the documents are on disk and can be found.
 

@@ -13,6 +13,7 @@ replaces the other.
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -45,6 +46,8 @@ from realm.workspace.report import read_report
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
+RETRY_SECONDS = 1.0
+"""A version that could not be loaded is not tried again for this time, so that not each thread waits for a new attempt."""
 _TITLES = 6
 """Number of example titles."""
 _DRAWN, _PARTS = 40, 4
@@ -167,19 +170,23 @@ class LivingKnowledge:
         self._config, self._tagger_of = config, tagger
         self._changing, self._refreshing = threading.Lock(), threading.Lock()
         self._process = os.getpid()
+        self._failed: Stamp | None = None
+        self._failed_until = 0.0
         self._tagger: tuple[str, Tagger] | None = None
         self.current = self._load(None)
 
     def refresh(self) -> bool:
         """Loads a newer version from disk, if there is one. Returns whether this call has replaced the snapshot.
 
-        During a change by this process, the old version stays in use: the change loads the newest version at its end.
+        While this process changes the documents or builds the index of words, the old version stays in use: the change, or the
+        next call, loads the newest one.
         """
         if self._is_newest():
             return False
         with self._refreshing:
-            # Meanwhile, another thread may have loaded the version.
-            if self._is_newest() or not self._changing.acquire(blocking=False):
+            # Meanwhile, another thread may have loaded the version, or have found that it cannot be loaded.
+            failed_now = self._failed == self._stamp_on_disk() and time.monotonic() < self._failed_until
+            if failed_now or self._is_newest() or not self._changing.acquire(blocking=False):
                 return False
             try:
                 self._move_on()
@@ -189,6 +196,7 @@ class LivingKnowledge:
                         "the new version on disk cannot be loaded, the old version stays in use: %s", error
                     )
                 self.problem = str(error)
+                self._failed, self._failed_until = self._stamp_on_disk(), time.monotonic() + RETRY_SECONDS
                 return False
             finally:
                 self._changing.release()
@@ -261,9 +269,8 @@ class LivingKnowledge:
 
     def _change(self, change: Callable[[KnowledgeBase], T]) -> T:
         self._refuse_database()
-        if (
-            os.getpid() != self._process
-        ):  # the threads of Lance do not exist in a forked process, which would wait for them
+        # The threads of Lance do not exist in a forked process, which would wait for them.
+        if os.getpid() != self._process:
             raise InputError(
                 f"{self.folder} was opened by the process from which this one was forked: open it in this process, and start "
                 "processes with the method spawn"

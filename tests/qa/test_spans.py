@@ -195,6 +195,11 @@ def test_an_answer_in_a_row_of_a_table_is_within_one_cell(tokenizer: Tokenizer, 
     assert {"the Ouse", "1: 300 tarn", "1300", "tarn; the end."} <= allowed
 
 
+def test_prose_with_a_colon_and_a_semicolon_is_no_row_of_a_table(tokenizer: Tokenizer) -> None:
+    text = "The river Tarn froze in two: tarn and ouse; the river: none."
+    assert all(none is False for _, none in spans_of(text, tokenizer, 200))
+
+
 def spans_of(text: str, tokenizer: Tokenizer, longest: int) -> Iterator[tuple[str, bool]]:
     """Each span of up to six wordpieces of a text, and whether it can be no answer."""
     reading = joint_reading(

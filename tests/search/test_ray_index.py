@@ -140,7 +140,8 @@ def test_commands_find_the_passages_of_exact_search(
         found[way] = [json.loads(line)["passages"] for line in out.read_text().splitlines()]
     assert_same_passages(found["ray"], found["exact"])
     with serving(*words[1:4:2], "--set", "device=cpu", "--set", "search=ray") as (url, _):
-        served = [Client(url).retrieve(question, "dense", 7) for question in asked]
+        hits = [Client(url).search(question, 7, method="dense") for question in asked]
+        served = [[hit._asdict() for hit in one] for one in hits]
     assert_same_passages(served, found["exact"])
 
 

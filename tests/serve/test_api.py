@@ -412,7 +412,16 @@ def test_an_id_may_have_line_breaks(own_server) -> None:
 def test_a_client_takes_what_a_workspace_takes(own_server) -> None:
     client = own_server.client(TOKEN)
     day = date(2020, 5, 1)
-    client.add([{"title": "Since", "text": "It is here.", "since": day, "fields": {"year": Decimal("2.5")}}])
+    client.add(
+        [
+            {
+                "title": "Since",
+                "text": "It is here.",
+                "since": day,
+                "fields": {"year": Decimal("2.5"), "since": 1},
+            }
+        ]
+    )
     assert client.document("Since")["fields"] == {"since": "2020-05-01", "year": 2.5}
     assert client.search("Since", 1, method="bm25")[0].document == "Since"
     assert client.answer("who built a tower?") == client.answers("who built a tower?").answers[0]
@@ -421,6 +430,9 @@ def test_a_client_takes_what_a_workspace_takes(own_server) -> None:
         (lambda: client.answer_many(QUESTION), "give a list of questions"),
         (lambda: client.add({"title": "One", "text": "One."}), "give a list of documents"),
         (lambda: client.add([{"title": "One", "text": "One.", "of": {1}}]), "cannot be written as JSON"),
+        (lambda: client.add(["One."]), "it must be a mapping with a text"),
+        (lambda: client.document(5), "the id is 5: it must be a text"),
+        (lambda: client.delete("\ud800"), "the id: "),
         (lambda: client.answer(QUESTION, where="year = 1"), "no passage to read that matches the filter"),
     ):
         with pytest.raises(InputError, match=says):

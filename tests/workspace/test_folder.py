@@ -1,6 +1,6 @@
 """A workspace from Python: it answers as its parts do, and changes take effect at once."""
 
-import os
+import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +16,7 @@ from realm.qa.answers import Answer, RankedPassage
 from realm.qa.filling import Filler
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.store.knowledge_base import KnowledgeBase
+from realm.workspace import living
 from realm.workspace.living import LivingKnowledge, Snapshot
 from realm.workspace.settings import FitConfig
 from tests.conftest import TOWNS
@@ -207,6 +208,28 @@ def test_threads_load_a_new_version_once_and_none_answers_from_the_old_one(towns
     assert found == [["Oakham"]] * 8 and len(loads) == 1
 
 
+def test_threads_try_a_version_that_cannot_be_loaded_once_and_later_calls_again(
+    towns: Path, monkeypatch
+) -> None:
+    workspace = realm.load(towns)
+    realm.load(towns).add([OAKHAM])
+    load = LivingKnowledge._load
+    tries: list[int] = []
+
+    def fails(self: LivingKnowledge, before: Snapshot | None) -> Snapshot:
+        tries.append(1)
+        raise InputError("it is damaged")
+
+    monkeypatch.setattr(LivingKnowledge, "_load", fails)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: workspace.documents("Oakham"), range(8)))
+    assert found == [[]] * 8 and len(tries) == 1
+    monkeypatch.setattr(LivingKnowledge, "_load", load)
+    monkeypatch.setattr(living, "RETRY_SECONDS", 0.0)
+    workspace._living._failed_until = 0.0
+    assert [one.id for one in workspace.documents("Oakham")] == ["Oakham"]
+
+
 def test_questions_do_not_wait_for_a_change_of_the_same_process(towns: Path) -> None:
     workspace = realm.load(towns)
     realm.load(towns).add([OAKHAM])
@@ -215,14 +238,23 @@ def test_questions_do_not_wait_for_a_change_of_the_same_process(towns: Path) -> 
     assert [one.id for one in workspace.documents("Oakham")] == ["Oakham"]
 
 
-def test_a_forked_process_cannot_change_a_workspace_that_was_opened_before(towns: Path, monkeypatch) -> None:
-    workspace = realm.load(towns)
-    monkeypatch.setattr(os, "getpid", lambda: -1)  # what a forked process sees is another number
-    for change in (lambda: workspace.add([OAKHAM]), lambda: workspace.delete("Arden")):
-        with pytest.raises(
-            InputError, match="open it in this process, and start processes with the method spawn"
-        ):
-            change()
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe", "ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_cannot_change_a_workspace_that_was_opened_before(towns: Path) -> None:
+    workspace, forking = realm.load(towns), multiprocessing.get_context("fork")
+    refusals = forking.SimpleQueue()
+
+    def change() -> None:
+        for refused in (lambda: workspace.add([OAKHAM]), lambda: workspace.delete("Arden")):
+            try:
+                refused()
+            except InputError as error:
+                refusals.put(str(error))
+
+    process = forking.Process(target=change)
+    process.start()
+    process.join(60)
+    said = "open it in this process, and start processes with the method spawn"
+    assert process.exitcode == 0 and all(said in refusals.get() for _ in range(2))
 
 
 def test_settings_made_in_python_are_checked_before_anything_is_written(towns: Path, tmp_path: Path) -> None:
@@ -259,6 +291,8 @@ def test_settings_made_in_python_are_checked_before_anything_is_written(towns: P
             realm.load(towns, AnswerConfig(**settings))
     with pytest.raises(InputError, match=r"the settings are .*: they must be of the class AnswerConfig"):
         realm.load(towns, {"read": 3})  # type: ignore[arg-type]
+    numbers = AnswerConfig(read=np.int64(3), threshold=np.float32(0.5))  # type: ignore[arg-type]
+    assert len(realm.load(towns, numbers).answers(QUESTION).passages) == 3
 
 
 def test_an_empty_name_is_not_the_current_folder(tmp_path: Path, monkeypatch) -> None:

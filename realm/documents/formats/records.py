@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from realm.errors import InputError, shortened, shown
 from realm.text.corpus import Link, PassagesConfig, Section
-from realm.text.fields import NO_FIELDS, USUAL_NAMES, FieldNames
+from realm.text.fields import NO_FIELDS, USUAL_NAMES, FieldNames, with_nested
 
 
 class Reason(StrEnum):
@@ -212,11 +212,7 @@ def record(
             return Unreadable(
                 where, Reason.FIELDS, f'{where}: "{name}" holds half of a character (a lone UTF-16 surrogate)'
             )
-    others = {name: value for name, value in fields.items() if name not in present.values()}
-    for nested in ("metadata", "fields"):
-        if isinstance(inner := others.get(nested), Mapping):
-            del others[nested]
-            others |= {name: value for name, value in inner.items() if name not in others}
+    others = with_nested({name: value for name, value in fields.items() if name not in present.values()})
     return Record(where, title, text, own_id, fields=others, sections=_sections(title, passages))
 
 
