@@ -1,9 +1,14 @@
-"""Shows the progress of long work: as a bar on a terminal, as a line of text every half minute in a log or pipe."""
+"""Shows the progress of long work: as a bar on a terminal, as a line of text every half minute in a log or pipe.
+
+Lines for a terminal are broken between words.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -166,3 +171,17 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     ('1 step', '2,500 steps', '2 queries')
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def wrapped(line: str) -> str:
+    """The line, broken between words where a terminal on standard output would break it, with the indentation of its start.
+
+    A row of a table, whose columns are three spaces apart, stays.
+    """
+    columns = shutil.get_terminal_size().columns
+    if not sys.stdout.isatty() or len(line) <= columns or "   " in line.strip():
+        return line
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

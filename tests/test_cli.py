@@ -20,8 +20,9 @@ import torch
 from torch.distributed import DistBackendError
 
 from realm import cli
-from realm.cli.arguments import Parser, report, settings, wrapped
+from realm.cli.arguments import Parser, report, settings
 from realm.errors import InputError
+from realm.progress import wrapped
 from realm.settings import TABLES, config_from, presets, read_config
 from realm.store.settings import KnowledgeBaseConfig
 

@@ -18,11 +18,10 @@ from realm.cli.arguments import (
     report_outcomes,
     say_where,
     settings,
-    wrapped,
 )
 from realm.cli.measuring import add_collection, add_runs, evaluate_collection, refuse_split
 from realm.errors import InputError
-from realm.progress import counted
+from realm.progress import counted, wrapped
 
 if TYPE_CHECKING:
     from realm.qa.question_files import Question

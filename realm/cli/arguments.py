@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 import textwrap
@@ -442,20 +441,6 @@ def for_terminal(text: str) -> str:
     'a[2Jb\\n\\tc'
     """
     return _CONTROLS.sub("", text)
-
-
-def wrapped(line: str) -> str:
-    """The line, broken between words where a terminal on standard output would break it, with the indentation of its start.
-
-    A row of a table, whose columns are three spaces apart, stays.
-    """
-    columns = shutil.get_terminal_size().columns
-    if not sys.stdout.isatty() or len(line) <= columns or "   " in line.strip():
-        return line
-    indent = " " * (len(line) - len(line.lstrip()))
-    return textwrap.fill(
-        line, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
 
 
 def say_where(args: argparse.Namespace, what: str, place: str | Path) -> None:

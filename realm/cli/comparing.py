@@ -19,9 +19,9 @@ from realm.cli.arguments import (
     positive,
     report,
     settings,
-    wrapped,
 )
 from realm.errors import DivergedError, InputError
+from realm.progress import wrapped
 from realm.settings import presets, read_config, tables_of
 
 

@@ -5,7 +5,8 @@ import signal
 import threading
 from pathlib import Path
 
-from realm.cli.arguments import Commands, add_command, report, settings, wrapped
+from realm.cli.arguments import Commands, add_command, report, settings
+from realm.progress import wrapped
 from realm.workspace.settings import EVERY, SETTLE
 
 _LEAST_PAUSE = 0.05

@@ -18,6 +18,7 @@ from realm.demo import results
 from realm.demo.stages import QUESTIONS, SENTENCE, Asked, DemoConfig, DemoRun
 from realm.errors import ConflictError
 from realm.files import read_json, write_json
+from realm.progress import wrapped
 from realm.qa.answers import Answers
 from realm.qa.pipeline import AnswerConfig
 from realm.qa.question_files import Question
@@ -126,12 +127,12 @@ def _ask(demo: DemoRun) -> list[results.Answered]:
     for one in QUESTIONS:
         answers = workspace.answers(one.question)
         print(f"\n$ {shlex.join(('realm', *demo.answer(one.question)))}")
-        print(*answers.lines(), f"(expected: {one.expected})", sep="\n", flush=True)
+        print(*map(wrapped, answers.lines()), f"(expected: {one.expected})", sep="\n", flush=True)
         asked.append(_answered(answers, one))
     print(f"\n{results.asked_line(asked)}")
     _print_section(FILL)
     print(f"\n$ {shlex.join(('realm', *demo.fill()))}")
-    print(*workspace.fill(SENTENCE).lines(), sep="\n", flush=True)
+    print(*map(wrapped, workspace.fill(SENTENCE).lines()), sep="\n", flush=True)
     return asked
 
 
