@@ -4,7 +4,6 @@ import mailbox
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -180,17 +179,56 @@ def test_a_message_of_a_mailbox_that_cannot_be_read_hides_no_other(
     assert reasons == ["damaged", "too long"] and "parts" in parts(box)[0]
 
 
-def test_a_file_that_is_no_mailbox_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "a.mbox").write_text("Subject: A\n\nText.")
+@pytest.mark.parametrize("content", ["Subject: A\n\nText.", "\nFrom now on 10:00 2024\n"])
+def test_a_file_that_is_no_mailbox_is_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.mbox").write_text(content)
     with pytest.raises(InputError, match=r'a\.mbox: a mailbox must begin with a line "From \.\.\."'):
         read(tmp_path / "a.mbox")
 
 
-@given(st.lists(st.sampled_from([b"From - 10:00 2024\n", b">From a\n", b"Subject: a\n", b"\n", b"\xff"])))
+_LINE = "From - Mon Jan 01 10:00:00 2024\n"
+"""A line above a message, as Thunderbird writes it."""
+
+
+def test_a_line_of_a_text_that_begins_with_from_is_text(tmp_path: Path) -> None:
+    text = "From 09:00 on 12 May 2024 we meet.\n\nFrom 09:00 on 13 May 2024 too.\n" + _LINE + "The end."
+    box = tmp_path / "a.mbox"
+    box.write_text(f"{_LINE}Subject: A\n\n{text}\n\n{_LINE}Subject: B\n\nMore.\n")
+    assert [(one.title, one.text) for one in read_documents([str(box)])] == [("A", text), ("B", "More.")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "From ana@example.org Tue Mar  3 09:30:00 2026",
+        "From MAILER-DAEMON Tue Mar  3 09:30:00 2026",
+        "From 17@xxx Tue Mar 03 09:30:00 +0000 2026",
+        "From ana at example.org  Tue Mar  3 09:30:00 2026",
+        f"From {'a' * 250}@example.org Tue Mar  3 09:30:00 2026",
+    ],
+)
+@pytest.mark.parametrize("start", [b"", b"\n", b"\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+def test_lines_above_messages_of_several_programs(start: bytes, line: str, tmp_path: Path) -> None:
+    box = tmp_path / "a.mbox"
+    box.write_bytes(start + "\n".join(f"{line}\nSubject: {n}\n\nText {n}.\n" for n in (1, 2)).encode())
+    found = [one for one in mail.read(box, Limits()) if not isinstance(one, Pages)]
+    assert [one.text for one in found if isinstance(one, Record)] == ["Text 1.", "Text 2."]
+    assert len(found) == 2
+
+
+def test_messages_with_the_same_message_id_are_all_read_and_equal_ones_once(tmp_path: Path) -> None:
+    box = tmp_path / "a.mbox"
+    heads = ["Message-ID: <1@a>\n", "Message-ID: <1@a>\n", "", "Message-ID: <1@a>\n", ""]
+    texts = ["One.", "Two.", "Three.", "Two.", "Three."]
+    box.write_text("\n".join(f"{_LINE}{head}\n{text}\n" for head, text in zip(heads, texts, strict=True)))
+    found = list(read_documents([str(box)]))  # no problem is allowed
+    assert [one.text for one in found] == texts[:3]
+    assert found[0].id == f"{box}:<1@a>" and found[1].id.startswith(f"{box}:<1@a> ")
+
+
+@given(st.lists(st.sampled_from([_LINE.encode(), b">From a\n", b"Subject: a\n", b"\n", b"\xff"])))
 def test_any_lines_are_messages_or_problems(tmp_path_factory, lines: list[bytes]) -> None:
     path = tmp_path_factory.mktemp("mail") / "a.mbox"
-    path.write_bytes(b"From - 10:00 2024\n" + b"".join(lines))
+    path.write_bytes(_LINE.encode() + b"".join(lines))
     found = [one for one in mail.read(path, Limits()) if not isinstance(one, Pages)]
-    assert len(found) == path.read_bytes().count(b"From - 10:00 2024\n") - sum(
-        a == b"\xff" and b.startswith(b"From -") for a, b in pairwise(lines)
-    )
+    assert len(found) == 1 + path.read_bytes().count(b"\n\n" + _LINE.encode().rstrip())

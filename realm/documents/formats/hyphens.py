@@ -8,9 +8,13 @@ _WORD = re.compile(rf"{_LETTER}+(?:-{_LETTER}+)*")
 _SOFT = re.compile(rf"(?<={_LETTER})\u00ad\n[ \t]*(?={_LETTER})|\u00ad")
 _DIVIDED = re.compile(rf"(?<={_LETTER})[-\u2010]\n[ \t]*(?={_LETTER})")
 """A hyphen at the end of a line, between two letters. U+2010 is the hyphen of manual pages."""
-_HEAD, _TAIL = re.compile(rf"{_LETTER}+\Z"), re.compile(rf"{_LETTER}+")
 _LONGEST_HALF = 60
-"""Most letters of half a word."""
+"""Most characters of half a word."""
+_CONJUNCTIONS = frozenset("and or und oder bzw sowie ou y e o u".split())
+"""Words before which a hyphen stands for the second half of a word: "Haupt- und Nebensatz". They are hardly ever the second
+half of a divided word."""
+_SHORT_WORDS = frozenset("to of nor bis als et en".split())
+"""Words of the same use that are often the second half of a divided word: "low- to high-income", but "pho-to"."""
 
 
 def words_of(text: str) -> Counter[str]:
@@ -29,18 +33,31 @@ def hyphen(head: str, tail: str, words: Counter[str]) -> str:
     """
     if _is_whole(head, tail, words):
         return ""
-    return "-" if words[f"{head}-{tail}"] or tail[:1].isupper() else ""
+    return "-" if _has(f"{head}-{tail}", words) or tail[:1].isupper() else ""
+
+
+def _has(word: str, words: Counter[str]) -> bool:
+    return bool(words[word] or words[word.lower()])
 
 
 def _is_whole(head: str, tail: str, words: Counter[str]) -> bool:
-    return bool(words[head + tail] or words[(head + tail).lower()])
+    """Whether the document has the word without a hyphen. Halves with hyphens of their own can divide one part of a word."""
+    if _has(head + tail, words):
+        return True
+    return not _has(f"{head}-{tail}", words) and _has("".join(_ends(head, tail)), words)
+
+
+def _ends(head: str, tail: str) -> tuple[str, str]:
+    """The letters directly before and after the hyphen at the line end."""
+    return head.rpartition("-")[2], tail.partition("-")[0]
 
 
 def with_whole_words(text: str) -> str:
     """The text without line ends in words, and without soft hyphens.
 
     Many programs that fill lines divide no words, but end lines at hyphens. So "-" is also part of a word if the text has both
-    halves as words, or if it is part of most of the divided words that the text also has elsewhere.
+    halves as words, or if it is part of most of the divided words that the text also has elsewhere. A space follows a hyphen
+    before a conjunction, such as in "Haupt- und Nebensatz".
 
     >>> with_whole_words("The opera-\\n  tor asks the harbour-\\nmaster. The harbour has one master.")
     'The operator asks the harbour-master. The harbour has one master.'
@@ -54,18 +71,30 @@ def with_whole_words(text: str) -> str:
     words.subtract(half for pair in halves for half in pair)
     words = +words
     whole = sum(_is_whole(*pair, words) for pair in halves)
-    divides_words = whole >= sum(words["-".join(pair)] > 0 for pair in halves)
+    divides_words = whole >= sum(_has("-".join(pair), words) for pair in halves)
     parts, end = [], 0
     for found, (head, tail) in zip(divided, halves, strict=True):
-        mark = hyphen(head, tail, words)
-        if found[0][0] == "-" and not _is_whole(head, tail, words):
-            mark = mark if divides_words and not (words[head] and words[tail]) else "-"
-        parts += [text[end : found.start()], mark]
+        parts += [text[end : found.start()], _between(found[0][0], head, tail, words, divides_words)]
         end = found.end()
     return "".join([*parts, text[end:]])
 
 
+def _between(sign: str, head: str, tail: str, words: Counter[str], divides_words: bool) -> str:
+    """The text in place of the line end after the hyphen `sign`."""
+    if _is_whole(head, tail, words):
+        return ""
+    is_word = _has(f"{head}-{tail}", words)
+    ends = _ends(head, tail)
+    if ends[1] in _CONJUNCTIONS and not is_word:
+        return "- " if tail in _CONJUNCTIONS else "-"
+    if sign == "-" and (not divides_words or all(words[end] for end in ends)):
+        return "- " if tail in _SHORT_WORDS and not is_word else "-"
+    return hyphen(head, tail, words)
+
+
 def _halves(text: str, start: int, end: int) -> tuple[str, str]:
-    """The letters before `start` and those after `end`."""
-    head, tail = _HEAD.search(text[max(0, start - _LONGEST_HALF) : start]), _TAIL.match(text, end)
-    return head[0] if head else "", tail[0][:_LONGEST_HALF] if tail else ""
+    """The letters and hyphens before `start` and those after `end`."""
+    # The pattern is the same in both directions, and a match from the end takes linear time.
+    head = _WORD.match(text[max(0, start - _LONGEST_HALF) : start].replace("\u2010", "-")[::-1])
+    tail = _WORD.match(text[end : end + _LONGEST_HALF].replace("\u2010", "-"))
+    return head[0][::-1] if head else "", tail[0] if tail else ""

@@ -6,6 +6,7 @@ addresses that are not valid. It runs in a child process, because long headers c
 
 import hashlib
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import suppress
 from email import message_from_bytes
@@ -20,6 +21,7 @@ from realm.documents.formats.hyphens import with_whole_words
 from realm.documents.formats.pages import page_in
 from realm.documents.formats.records import SURROGATE, Limits, Pages, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
+from realm.keys import KeyTable, key_of
 from realm.text.fields import time_text
 
 _LONGEST_HEADER = 10_000
@@ -32,7 +34,8 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     """One record, or one for each message of a mailbox (.mbox): the subject, and the texts of the message and of messages in
     it; sender, recipients and date are fields.
 
-    The id of a message of a mailbox has the Message-ID, so that it stays the same if other messages are added or deleted.
+    The id of a message of a mailbox has the Message-ID, so that it stays the same if other messages are added or deleted. If an
+    earlier message has the same Message-ID, a hash of the message follows. Of equal messages, only the first is read.
 
     Raises:
         Unreadable: the file is too long, or the message has no text, or text in an unknown encoding.
@@ -40,7 +43,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
     if path.suffix.lower() != ".mbox":
         yield _record(path, path, path.as_posix(), message_from_bytes(whole_bytes(path, limits)))
         return
-    with path.open("rb") as file:
+    with path.open("rb") as file, KeyTable() as used:
         total = path.stat().st_size >> 20
         for number, data in _messages(path, file, limits):
             yield Pages(file.tell() >> 20, total)
@@ -51,11 +54,11 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
                 continue
             try:
                 parsed = message_from_bytes(data)
-                name = (
-                    _header(parsed, "message-id")[:_LONGEST_ID]
-                    or hashlib.sha256(data.strip()).hexdigest()[:16]
-                )
-                yield _record(path, where, f"{path.as_posix()}:{name}", parsed)
+                name = _new_name(parsed, data, used)
+                if name is None:
+                    yield Unreadable(where, Reason.NEAR_DUPLICATE, f"{where}: an earlier message is equal")
+                else:
+                    yield _record(path, where, f"{path.as_posix()}:{name}", parsed)
             except Unreadable as problem:
                 yield problem
             except RecursionError:
@@ -64,30 +67,58 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
 
 _LONGEST_ID = 200
 """Most characters of a Message-ID that are used."""
-_SEPARATOR = re.compile(rb"From .*\d\d:\d\d.*\d{4}")
-"""The line above a message, with the time when it came. A line of a text can begin with "From " too."""
+_LONGEST_SEPARATOR = 400
+"""Bytes of a line that are compared with `_SEPARATOR`, because this takes quadratic time."""
+_SEPARATOR = re.compile(
+    rb"From \S+(?: at \S+)?[ \t]+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun),?[ \t].*\d\d:\d\d.*\d{4}"
+)
+"""The line above a message, with the sender and the time when it came. An empty line is above it. Mailman writes "ana at
+example.org". A line of a text can begin with "From " too."""
 _ESCAPED = re.compile(rb">+From ")
 
 
+def _new_name(message: Message, data: bytes, used: KeyTable) -> str | None:
+    """The name of a message in the id of its document, which `used` then has; None if an earlier message is equal."""
+    digest = hashlib.sha256(data.strip()).hexdigest()[:16]
+    if used.put(key_of(digest)) is not None:
+        return None
+    own = _header(message, "message-id")[:_LONGEST_ID]
+    if not own:
+        return digest
+    return own if used.put(key_of(own)) is None else f"{own} {digest}"
+
+
 def _messages(path: Path, file: BinaryIO, limits: Limits) -> Iterator[tuple[int, bytes | None]]:
-    """The number of the line above each message of a mailbox, and the message; None if it is too long."""
+    """The number of the line above each message of a mailbox, and the message; None if it is too long.
+
+    Raises:
+        Unreadable: no message begins at the first line that is not empty.
+    """
     lines: list[bytes] = []
     start = size = 0
+    is_below_empty = True
     for number, line in enumerate(iter(lambda: file.readline(_LONGEST_LINE), b""), start=1):
-        if _SEPARATOR.match(line[:_LONGEST_ID]):
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)
+        is_empty = line in (b"\n", b"\r\n")
+        if is_below_empty and _SEPARATOR.match(line[:_LONGEST_SEPARATOR]):
             if start:
                 yield start, b"".join(lines) if size <= limits.file_bytes else None
-            lines, start, size = [], number, 0
+            lines, start, size, is_below_empty = [], number, 0, False
             continue
+        is_below_empty = is_empty
         if not start:
-            raise Unreadable(path, Reason.DAMAGED, f'{path}: a mailbox must begin with a line "From ..."')
+            if is_empty:
+                continue
+            break
         size += len(line)
         if size <= limits.file_bytes:
             lines.append(line[1:] if _ESCAPED.match(line) else line)
         else:
             lines.clear()
-    if start:
-        yield start, b"".join(lines) if size <= limits.file_bytes else None
+    if not start:
+        raise Unreadable(path, Reason.DAMAGED, f'{path}: a mailbox must begin with a line "From ..."')
+    yield start, b"".join(lines) if size <= limits.file_bytes else None
 
 
 def _record(path: Path, where: Path, name: str, message: Message) -> Record:

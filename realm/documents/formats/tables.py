@@ -325,35 +325,60 @@ def looks_like_a_row(columns: Sequence[str]) -> bool:
 
 
 def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
-    """Whether a cell of the first line has the form of all cells that are below it in `below`, such as a date or an address.
+    """Whether cells of the first line have the form of all cells that are below them in `below`.
 
-    Numbers that increase from cell to cell, such as years, can be names of columns of numbers.
+    One such cell is enough if it is a date, an IP address or an e-mail address; otherwise, two are needed. Numbers that
+    increase from cell to cell, such as years, are no such cells, because they can be names of columns. A first line with words
+    above a column of numbers, dates or addresses has the names of the columns.
 
     >>> resembles(["10.0.0.1", "web"], [["10.0.0.23", "db"]]), resembles(["Address", "Role"], [["10.0.0.1", "web"]])
     (True, False)
-    >>> resembles(["France", "80"], [["Spain", "7"]]), resembles(["Country", "2", "4"], [["Spain", "7", "8"]])
+    >>> resembles(["web", "80", "7"], [["db", "22", "5"]]), resembles(["Country", "80"], [["Spain", "7"]])
     (True, False)
+    >>> resembles(["Country", "2", "4"], [["Spain", "7", "8"]]), resembles(["Plan 1", "Plan 2"], [["Plan 3", "Plan 4"]])
+    (False, False)
     """
     forms = [_form(one) for one in columns]
-    numbers = [float(one) for one, form in zip(columns, forms, strict=True) if form in ("number", "year")]
-    are_increasing = len(numbers) > 1 and all(a < b for a, b in pairwise(numbers))
-    for place, form in enumerate(forms):
-        if form and not (are_increasing and form in ("number", "year")):
-            others = {
-                _form(cell) for row in below if len(row) == len(columns) and (cell := row[place].strip())
-            }
-            if others == {form}:
-                return True
-    return False
+    rows = [row for row in below if len(row) == len(columns)]
+    forms_below = [{_form(row[place]) for row in rows if row[place].strip()} for place in range(len(columns))]
+    are_names = any(
+        cell.strip() and not form and others and others <= _FORMS.keys()
+        for cell, form, others in zip(columns, forms, forms_below, strict=True)
+    )
+    if are_names:
+        return False
+    same = [form for form, others in zip(forms, forms_below, strict=True) if form and others == {form}]
+    if not _UNMISTAKABLE.isdisjoint(same):
+        return True
+    increasing = _increasing(columns, forms)
+    return sum(form not in increasing for form in same) > 1
+
+
+def _increasing(cells: Sequence[str], forms: Sequence[str]) -> set[str]:
+    """The forms that several cells have whose numbers increase from cell to cell. Years are numbers."""
+    numbers: dict[str, list[list[float]]] = {}
+    for cell, form in zip(cells, forms, strict=True):
+        if form in ("number", "year"):
+            numbers.setdefault("number", []).append([float(cell)])
+        elif form:
+            numbers.setdefault(form, []).append([int(one) for one in _DIGITS.findall(cell)])
+    found = {form for form, of in numbers.items() if len(of) > 1 and all(a < b for a, b in pairwise(of))}
+    return found | {"year"} if "number" in found else found
 
 
 _FORMS = {
     "year": re.compile(r"(?:19|20)\d\d"),
     "number": re.compile(r"[-+]?\d{1,15}(?:\.\d{1,15})?"),
-    "date": re.compile(r"\d{1,2}\.?[ -][^\W\d_]{3,9}\.?,?[ -]\d{2,4}|[^\W\d_]{3,9}\.? \d{1,2},? \d{4}"),
+    "date": re.compile(
+        r"\d{4}-\d\d?-\d\d?(?:[T ]\d\d:\d\d\S*)?|\d{1,2}([./])\d{1,2}\1\d{4}"
+        r"|\d{1,2}\.?[ -][^\W\d_]{3,9}\.?,?[ -]\d{2,4}|[^\W\d_]{3,9}\.? \d{1,2},? \d{4}"
+    ),
+    "IP address": re.compile(r"\d{1,3}(?:\.\d{1,3}){3}"),
     "e-mail": re.compile(r"[^\s@]+@[^\s@]+\.[^\s@.]+"),
 }
 """Forms of cells of data."""
+_UNMISTAKABLE = frozenset(("date", "IP address", "e-mail"))
+"""Forms that names of columns hardly ever have."""
 _DIGITS = re.compile(r"\d+")
 
 
