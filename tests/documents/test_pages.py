@@ -299,6 +299,17 @@ def test_what_is_around_the_content_or_not_shown_is_left_out(element: str, insid
     assert read_page(f"<p>One.</p>{element.format(inside)}<div>Two.</div>").text == "One.\n\nTwo."
 
 
+@pytest.mark.parametrize("element", ["<i aria-hidden=true>{}</i>", "<div hidden>{}</div>", "<svg>{}</svg>"])
+def test_a_heading_or_link_begins_after_the_hidden_sign_before_it(element: str) -> None:
+    page = read_page(
+        f"<h2>{element.format('*')} Setup</h2>Read <a href=/x>{element.format('*')}the docs</a>."
+    )
+    assert page.headings == (Heading(0, 2, "Setup"),)
+    assert [(one.address, page.text[one.start :]) for one in page.anchors] == [("/x", "the docs.")]
+    empty = read_page(f"<h2>{element.format('*')}</h2>One. <a href=/x>{element.format('*')}</a>Two.")
+    assert not empty.headings and not empty.anchors
+
+
 @pytest.mark.parametrize("element", FURNITURE)
 @pytest.mark.parametrize("text", ["Yes.", "<a href=x>Yes.</a>"])
 def test_a_page_does_not_become_empty(element: str, text: str) -> None:

@@ -280,7 +280,7 @@ _Kind = Literal["navigation", "furniture", "unclosed", "line numbers"]
 
 
 class _Aside(NamedTuple):
-    """An open element that may be left out, and the counts of `_Taken` at its start."""
+    """An open element that may be left out, and the counts, the level and the address of `_Taken` at its start."""
 
     depth: int
     start: int
@@ -290,6 +290,8 @@ class _Aside(NamedTuple):
     linked: int
     words: int
     own: int
+    level: str | None
+    address: str | None
 
 
 class _Table:
@@ -400,7 +402,8 @@ class _Taken:
             self._start_main()
         elif kind := self._kind_of_aside(tag, attributes):
             counts = self._letters, self._linked, self._words, self._own
-            self._asides.append(_Aside(self._depth, len(self.text), kind, *counts))
+            begun = self._level, self._address
+            self._asides.append(_Aside(self._depth, len(self.text), kind, *counts, *begun))
         if tag == "table":
             if self._tables:
                 self._tables[-1].has_table = True
@@ -465,6 +468,10 @@ class _Taken:
             case "furniture":
                 self._left += max(letters - linked, min(letters, 1))  # also if the page has links alone
         self._letters, self._linked = aside.letters, aside.linked
+        self._level, self._address = (
+            aside.level,
+            aside.address,
+        )  # their marks may be in the text that is removed
         del self.text[aside.start :]
         cells = self._tables[-1].cells if self._tables else []
         while cells and cells[-1].place >= aside.start:
@@ -527,6 +534,7 @@ class _Taken:
             return
         if tag in _HEADING:
             self._end_heading()
+            self._level = None
         if self._asides and self._asides[-1].depth == self._depth:
             self._end_aside()
         if self._main_depth == self._depth:
