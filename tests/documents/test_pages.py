@@ -318,7 +318,20 @@ def test_a_page_does_not_become_empty(element: str, text: str) -> None:
 
 def test_a_page_that_scripts_show_is_kept() -> None:
     app = f"<div id=app style='display: none'><h1>Port</h1>{'<p>It is 9555.' * 9}</div>"
-    assert read_page(f"<main>Loading</main>{app}").text.startswith("Loading\n\nPort\n\nIt is 9555.")
+    for page in (f"<div>Loading</div>{app}", f"<main>Loading{app}</main><footer>Copyright</footer>"):
+        assert read_page(page).text.startswith("Loading\n\nPort\n\nIt is 9555.")
+        assert "Copyright" not in read_page(page).text
+
+
+@pytest.mark.parametrize(
+    "element", ["<footer>{}</footer>", "<div hidden>{}</div>", "<noscript>{}</noscript>"]
+)
+def test_long_furniture_beside_a_short_main_element_is_left_out(element: str) -> None:
+    main = "<main><p>The port is 9555.</p></main>"
+    assert (
+        read_page(f"{main}{element.format('<p>We ship all over the world.' * 90)}").text
+        == "The port is 9555."
+    )
 
 
 def test_notes_on_the_text_are_kept() -> None:

@@ -74,8 +74,8 @@ def read_page(source: str) -> Page:
     """The visible text of a page, with blank lines between blocks.
 
     If the page has one main element with text, this text is read. Footers, asides, buttons and hidden elements are left out,
-    unless hardly any text would be left. Of a page of MediaWiki, references, boxes, formulas, pictures, and sections that list
-    sources are left out.
+    unless hardly any text would be left of the page, or of the main element that is read. Of a page of MediaWiki, references,
+    boxes, formulas, pictures, and sections that list sources are left out.
 
     In a table that begins with rows of headings, each other row is a sentence (`Table`), and the rows of headings are left out.
     In all other rows, " | " is between the cells.
@@ -294,6 +294,16 @@ class _Aside(NamedTuple):
     address: str | None
 
 
+class _Main(NamedTuple):
+    """The main element, and the counts of `_Taken` at its start; at its end, what was counted inside."""
+
+    place: slice
+    """Its pieces of text."""
+    letters: int
+    linked: int
+    left: int
+
+
 class _Table:
     """An open table, and the row that is being read."""
 
@@ -349,8 +359,9 @@ class _Taken:
         """Pieces of text with words, and elements of `_OWN_TEXT`."""
         self._mains = self._main_depth = 0
         """Number of main elements, and depth of the open one."""
-        self._main = slice(0), 0, 0
-        """Pieces of text of the main element, its characters, and those outside of links."""
+        self._main = _Main(slice(0), 0, 0, 0)
+        self._reads_main = False
+        """Whether the text of the page is that of its main element, which is known at the end."""
         self.title: list[str] = []
         self.text: list[str] = []
         self.fields: dict[str, Any] = {}
@@ -482,20 +493,19 @@ class _Taken:
         self._asides.clear()  # an element around it was never closed
         self._mains += 1
         self._main_depth = self._depth
-        self._main = slice(len(self.text), None), self._letters, self._letters - self._linked
+        self._main = _Main(slice(len(self.text), None), self._letters, self._linked, self._left)
 
     def _end_main(self) -> None:
-        place, letters, own = self._main
-        self._main = (
-            slice(place.start, len(self.text)),
-            self._letters - letters,
-            self._letters - self._linked - own,
-        )
+        place, letters, linked, left = self._main
+        inside = self._letters - letters, self._linked - linked, self._left - left
+        self._main = _Main(slice(place.start, len(self.text)), *inside)
         self._main_depth = 0
 
     @property
     def has_lost_most(self) -> bool:
         """Whether nearly all text outside of links was left out as furniture, which then was the content."""
+        if self._reads_main:
+            return self._main.left > _MOST_LEFT_OUT * self._main.letters
         return self._left > _MOST_LEFT_OUT * self._letters
 
     def _start_of_mediawiki(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -625,10 +635,11 @@ class _Taken:
     def close(self) -> None:
         """The parser calls this at the end of the page; the results are attributes."""
         self._end_sources()
-        place, letters, own = self._main
-        outside = self._letters - self._linked - own
+        place, letters, linked, _ = self._main
+        outside = (self._letters - letters) - (self._linked - linked)
         has_text = self._mains == 1 and any(map(str.strip, self.text[place]))
-        if has_text and outside <= _MOST_OUTSIDE * letters:
+        self._reads_main = has_text and outside <= _MOST_OUTSIDE * letters
+        if self._reads_main:
             self.text = self.text[place]
 
 
