@@ -363,6 +363,17 @@ def test_the_text_of_a_page_is_that_of_its_main_element() -> None:
         assert read.text == "Ports\n\nThe port is 9555." and read.headings == (Heading(0, 2, "Ports"),)
 
 
+def test_a_page_without_title_has_that_of_the_only_first_heading_beside_its_main_element() -> None:
+    header = "<header><h1>Pump <a href=x>P200</a></h1></header>"
+    care = "<main><h2>Care</h2>Oil it.</main>"
+    page = read_page(header + care)
+    assert page.title == "Pump P200" and page.text == "Care\n\nOil it."
+    assert read_page(care + header).title == "Pump P200"
+    assert read_page("<title>T</title>" + header + care).title == "T"
+    for other in (header * 2 + care, header + care.replace("h2", "h1"), f"<footer>{header}</footer>{care}"):
+        assert read_page(other).title == "" and read_page(other).main_heading == "Care"
+
+
 @pytest.mark.parametrize(
     "page",
     [

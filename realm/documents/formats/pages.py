@@ -39,9 +39,10 @@ class Anchor(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The title element, and the text with blank lines between its blocks."""
+    """The title, and the text with blank lines between its blocks."""
 
     title: str
+    """The title element; without one, the only `<h1>` beside a main element that has none."""
     text: str
     headings: tuple[Heading, ...] = ()
     """All headings, in the order of the text."""
@@ -211,6 +212,7 @@ _MARKED = "\x02"
 _LINKED = "\x03"
 """Character before and after the number of a link in the text that is collected. HTML does not allow this character."""
 _MARK = re.compile(f"{_MARKED}([1-6])|{_LINKED}([0-9]+){_LINKED}")
+_FIRST_HEADING = re.compile(f"{_MARKED}1(.*?)(?:\\n\\n|\\Z)", re.DOTALL)
 _INDENT = "\x1f"
 """White space of program code in the text that is collected. HTML does not allow this character, and Python strips it."""
 _NO_MARKS = str.maketrans({_MARKED: None, _LINKED: None, _INDENT: " "})
@@ -640,7 +642,13 @@ class _Taken:
         has_text = self._mains == 1 and any(map(str.strip, self.text[place]))
         self._reads_main = has_text and outside <= _MOST_OUTSIDE * letters
         if self._reads_main:
-            self.text = self.text[place]
+            main, *around = (
+                "".join(self.text[part]) for part in (place, slice(place.start), slice(place.stop, None))
+            )
+            names = [] if _FIRST_HEADING.search(main) else _FIRST_HEADING.findall("\n\n".join(around))
+            if len(names) == 1 and not any(map(str.strip, self.title)):
+                self.title = [_plain(names[0])]
+            self.text = [main]
 
 
 def _line(collected: str) -> str:
