@@ -351,6 +351,32 @@ def test_a_button_that_is_a_heading_or_in_a_sentence_is_text() -> None:
     assert read_page("<h1>Vec <button>Copy path</button></h1>x").text == "Vec\n\nx"
 
 
+def test_a_button_beside_other_text_of_an_item_is_text() -> None:
+    for item in ("<ul><li>{}</ul>", "<dl><dt>x<dd>{}</dl>", "<table><tr><td>{}</table>"):
+        for words in (
+            "<button>Save</button> stores <b>it</b>.",
+            "<i><button>Save</button></i> <b>stores</b> it.",
+            "<button>Save</button><svg><text>x</text></svg><br> stores it.",
+            "<button><i hidden>*</i>Save</button><i aria-hidden=true>!</i> stores <button>it</button>.",
+        ):
+            text = read_page(f"<div>One.</div>{item.format(words)}<div>Two.</div>").text
+            assert " ".join(text.replace("x\n\n", "").split()) == "One. Save stores it. Two."
+        for words in (
+            "<button>Save</button> <button>Send</button>",
+            "<i hidden>x<button>y</button></i><button>z</button>",
+        ):
+            text = read_page(f"<div>One.</div>{item.format(words)}<div>Two.</div>").text
+            assert text.replace("x\n\n", "") == "One.\n\nTwo."
+    rows = "<tr><th>A<th>B<tr><td>1<td><button>Edit</button><tr><td>2<td>3 <button>km</button>"
+    assert read_page(f"<table>{rows}</table>").text == "A: 1.\n\nA: 2; B: 3 km."
+
+
+def test_a_button_that_unfolds_text_is_text() -> None:
+    for attribute in ("aria-expanded=false", "aria-controls=a"):
+        page = f"<div><button {attribute}>How?</button><div id=a>So.</div></div><button>Copy</button>"
+        assert read_page(page).text == "How?\n\nSo."
+
+
 def test_the_text_of_a_page_is_that_of_its_main_element() -> None:
     page = "<h1>Harbor</h1><div>Accept cookies?</div>{}<div>Copyright</div>"
     for main in (
@@ -456,6 +482,7 @@ def test_of_a_page_of_a_manual_the_article_is_read(page: str) -> None:
 
 SHAPES = [
     *("<aside><p>x", "<div hidden>x</div>", "<main>x</main>", "<pre><i class=ln>1", "<footer>x", "<button>"),
+    *("<li><button>x</button>", "<button>x</button>", "<td>a<button>x</button> "),
     "<a ",
     "<div>x",
     "<b>",

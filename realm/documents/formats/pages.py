@@ -227,6 +227,7 @@ _BLOCK = frozenset(
     " h1 h2 h3 h4 h5 h6 header hr li main ol ul p pre section summary table tbody tfoot thead tr".split()
 )
 _ROW_GROUPS = frozenset("tbody tfoot thead".split())
+_CELLS = frozenset("td th".split())
 _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
@@ -250,6 +251,10 @@ _UNFOLDS = frozenset(("region", "tabpanel"))
 _NOT_SHOWN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _LABELS = frozenset("dt p summary".split())
 """Elements in which a button is part of the text."""
+_ITEMS = frozenset("dd li td".split())
+"""Elements in which a button is part of the text if other text is beside the button."""
+_UNFOLDING = "aria-controls", "aria-expanded"
+"""Attributes of buttons that unfold text, such as the answer to the question on the button."""
 _LINE_NUMBERS = re.compile(r"(rouge-)?gutter|blob-num|line-?(no|num)\w*|ln|lntd?")
 """Classes of the numbers of the lines in program code."""
 _NO_WORDS = re.compile(r"[\d\s.:|]*")
@@ -382,6 +387,10 @@ class _Taken:
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
         self._of_mediawiki = False
+        self._buttons: list[slice] = []
+        """Pieces of text of the buttons in `_ITEMS` that are kept if other words are in the same block."""
+        self._before_block = 0
+        """Characters of text before the block or cell that began or ended last."""
         self._left_out = 0
         """Depth of the open element of a page of MediaWiki that is left out; 0 if there is none."""
         self._heading: tuple[int, int] | None = None
@@ -410,6 +419,8 @@ class _Taken:
         elif tag == "meta":
             self._take_meta(attributes.get("name", "").strip(), attributes.get("content", "").strip())
         self._own += tag in _OWN_TEXT
+        if tag in _BLOCK or tag in _CELLS:
+            self._end_line()
         is_main = tag == "main" or attributes.get("role") == "main"
         if is_main and not self._main_depth and not self._tables:
             self._start_main()
@@ -432,7 +443,7 @@ class _Taken:
             self._level = tag[1] if tag in _HEADING and not self._in_cell() else None
         elif tag == "br":
             self.text.append("\n")
-        elif tag in ("td", "th"):
+        elif tag in _CELLS:
             if self._tables:
                 spans = attributes.get("colspan"), attributes.get("rowspan")
                 self._tables[-1].cells.append(_Cell(len(self.text), tag == "th", *spans))
@@ -447,7 +458,7 @@ class _Taken:
             return "unclosed" if tag in self._unclosed else "furniture"
         if tag in _ASIDE:
             return "navigation"
-        of_code = tag in ("td", "th") or self._open["pre"]
+        of_code = tag in _CELLS or self._open["pre"]
         names = _NAVIGATION if tag in _HOLDS_LINKS else _LINE_NUMBERS if of_code else None
         if names is None or not attributes:
             return None
@@ -459,14 +470,15 @@ class _Taken:
     def _is_furniture(self, tag: str, attributes: Mapping[str, str]) -> bool:
         """Whether the element is no part of the content of the page."""
         if tag == "button":  # the text of a heading can be a button that unfolds the text below
-            return self._level is None and not any(self._open[one] for one in _LABELS)
+            is_label = any(self._open[one] for one in _LABELS) or any(one in attributes for one in _UNFOLDING)
+            return self._level is None and not is_label
         if tag in ("aside", "footer"):
             role = attributes.get("role") or attributes.get("epub:type") or ""
             in_content = self._main_depth or any(self._open[one] for one in _CONTENT)
             return not in_content and role in _OF_FURNITURE
         return tag == "noscript"
 
-    def _end_aside(self) -> None:
+    def _end_aside(self, tag: str) -> None:
         """Removes the text of the innermost open aside, if it is one."""
         aside = self._asides.pop()
         letters, linked = self._letters - aside.letters, self._linked - aside.linked
@@ -481,15 +493,30 @@ class _Taken:
             case "furniture":
                 self._left += max(letters - linked, min(letters, 1))  # also if the page has links alone
         self._letters, self._linked = aside.letters, aside.linked
-        self._level, self._address = (
-            aside.level,
-            aside.address,
-        )  # their marks may be in the text that is removed
+        # The marks of an open heading and link may be in the text that is removed.
+        self._level, self._address = aside.level, aside.address
+        self._before_block = min(self._before_block, self._letters)
+        while self._buttons and self._buttons[-1].start >= aside.start:
+            self._buttons.pop()
+        if tag == "button" and any(self._open[one] for one in _ITEMS):
+            self._buttons.append(slice(aside.start, len(self.text)))
+            return
         del self.text[aside.start :]
         cells = self._tables[-1].cells if self._tables else []
         while cells and cells[-1].place >= aside.start:
             cells.pop()
             self._row_started = bool(cells)
+
+    def _end_line(self) -> None:
+        """Removes the buttons of a block or a cell, which begins or ends, if no other words are in it."""
+        for button in self._buttons:
+            words = self.text[button]
+            if self._letters > self._before_block:
+                self._letters += len("".join(words).strip())
+            else:
+                self.text[button] = [""] * len(words)
+        self._buttons.clear()
+        self._before_block = self._letters
 
     def _start_main(self) -> None:
         self._asides.clear()  # an element around it was never closed
@@ -548,7 +575,9 @@ class _Taken:
             self._end_heading()
             self._level = None
         if self._asides and self._asides[-1].depth == self._depth:
-            self._end_aside()
+            self._end_aside(tag)
+        if tag in _BLOCK or tag in _CELLS:
+            self._end_line()
         if self._main_depth == self._depth:
             self._end_main()
         self._depth -= 1
