@@ -18,8 +18,8 @@ _SHORTCODE = re.compile(r"\{\{[<%][^{}]*[>%]\}\}")
 _FOOTNOTE = re.compile(r"\[\^([^\]\[\s]+)\]")
 _DEFINED = re.compile(r"^[ \t]*\[\^([^\]\[\s]+)\]:", re.MULTILINE)
 _FENCE = re.compile(r"(?:[ \t]|[-*+>]|\d{1,9}[.)])*(?P<signs>`{3,}(?=[^`]*\Z)|~{3,})")
-_HEADING = re.compile(r" {0,3}(#{1,6})(?:[ \t]|\Z)")
-_UNDERLINE = re.compile(r" {0,3}(?:(=+)|-+)[ \t]*")
+_MOST_NAMED = 100
+"""Longest titles of tabs that are put in rows, in characters, so that a hostile text cannot become much longer."""
 
 
 class _Block(NamedTuple):
@@ -27,16 +27,18 @@ class _Block(NamedTuple):
 
     indent: int
     """Column at which the body begins."""
-    level: int
-    """Level of the heading above the block."""
+    tab: str
+    """Title of the block, if it is a tab, and of the tabs around it."""
 
 
 def as_commonmark(source: str) -> str:
-    """The text in CommonMark. The titles of notes are bold, and those of tabs are headings, one level below the heading above.
+    """The text in CommonMark. The titles of notes and tabs are bold.
 
-    >>> lines = as_commonmark('# Limits\\n=== "Pro"\\n\\n    Ninety seats.').splitlines()
+    The tables in tabs often differ in nothing but the numbers, so the first cell of each row begins with the title of the tab.
+
+    >>> lines = as_commonmark('=== "Pro"\\n\\n    | Seats |\\n    |---|\\n    | 90 |').splitlines()
     >>> [line for line in lines if line]
-    ['# Limits', '## Pro', 'Ninety seats.']
+    ['**Pro**', '| Seats |', '|---|', '| Pro, 90 |']
     """
     return "\n".join(_Rewriter(source).lines())
 
@@ -53,8 +55,8 @@ class _Rewriter:
         self._blocks: list[_Block] = []
         self._fence = ""
         """Signs of the open fence around program code."""
-        self._level = 1
-        """Level of the heading above, and of the title of the document if there is none."""
+        self._row_name = ""
+        """Name of the rows of the open table in a tab."""
         self._lines: list[str] = []
 
     def lines(self) -> list[str]:
@@ -76,33 +78,35 @@ class _Rewriter:
             self._lines.append(line)
         elif fence := _FENCE.match(line):
             self._fence = fence["signs"]
+            self._row_name = ""
             self._lines.append(line)
         elif not self._begins_block(number, column, line, words):
-            self._lines.append(self._without_signs(number, line))
-            self._see_heading(line)
+            self._lines.append(self._with_row_name(self._without_signs(number, line)))
 
     def _end_block(self) -> None:
         if self._fence:  # a fence in a block ends with the block
             self._lines.append(self._fence)
             self._fence = ""
-        self._level = self._blocks.pop().level
+        self._blocks.pop()
+        self._row_name = ""
 
     def _begins_block(self, number: int, column: int, line: str, words: str) -> bool:
         """Whether the line begins a block with an indented body, which is then open."""
         before = line[: len(line) - len(words)]
-        block = _Block(column + _INDENT, self._level)
+        tab = self._blocks[-1].tab if self._blocks else ""
         if words.startswith("[^") and _DEFINED.match(words):
             text = self._without_signs(number, words.partition("]:")[2].lstrip())
             self._lines += ["", before + text]
         else:
             is_tab = words.startswith("===")
             found = (_TAB if is_tab else _NOTE).fullmatch(words)
-            if not found or not self._has_body(number, block.indent):
+            if not found or not self._has_body(number, column + _INDENT):
                 return False
             title = next(filter(None, found.groups()), "").strip()
-            self._level = min(self._level + 1, 6) if is_tab else self._level
-            self._lines += ["", before + (f"{'#' * self._level} {title}" if is_tab else _bold(title)), ""]
-        self._blocks.append(block)
+            tab = ", ".join(filter(None, (tab, title))) if is_tab and len(tab + title) < _MOST_NAMED else tab
+            self._lines += ["", before + _bold(title), ""]
+        self._blocks.append(_Block(column + _INDENT, tab))
+        self._row_name = ""
         return True
 
     def _has_body(self, number: int, indent: int) -> bool:
@@ -128,11 +132,21 @@ class _Rewriter:
     def _reference(self, found: re.Match[str]) -> str:
         return "" if found[1] in self._footnotes else found[0]
 
-    def _see_heading(self, line: str) -> None:
-        if heading := _HEADING.match(line):
-            self._level = len(heading[1])
-        elif (underline := _UNDERLINE.fullmatch(line)) and len(self._lines) > 1 and self._lines[-2].strip():
-            self._level = 1 if underline[1] else 2
+    def _with_row_name(self, line: str) -> str:
+        """A line of text; a row of a table in a tab begins with the title of the tab."""
+        if self._row_name and "|" in line:
+            return _named(self._row_name, line)
+        if not line.strip():
+            self._row_name = ""
+        elif self._blocks and self._blocks[-1].tab and self._is_below_headings(line):
+            self._row_name = self._blocks[-1].tab.replace("|", r"\|")
+        return line
+
+    def _is_below_headings(self, line: str) -> bool:
+        """Whether the line is the second line of a table."""
+        above = self._lines[-1] if self._lines else ""
+        is_rule = "|" in line and "-" in line and not line.strip("|:- \t")
+        return is_rule and "|" in above and _indent(above) == _indent(line)
 
 
 def _column(line: str, words: str) -> int:
@@ -142,6 +156,17 @@ def _column(line: str, words: str) -> int:
 def _moved(line: str, words: str, column: int, by: int) -> str:
     """The line without the white space of the first `by` columns."""
     return " " * (column - by) + words if words else ""
+
+
+def _indent(line: str) -> str:
+    return line[: len(line) - len(line.lstrip(" \t"))]
+
+
+def _named(name: str, row: str) -> str:
+    """A row of a table with a name at the beginning of its first cell."""
+    indent = _indent(row)
+    first, bar, others = row[len(indent) :].removeprefix("|").partition("|")
+    return f"{indent}| {', '.join(filter(None, (name, first.strip())))} {bar}{others}"
 
 
 def _bold(title: str) -> str:
