@@ -180,6 +180,61 @@ def test_three_colons_that_nothing_closes_are_text(tmp_path: Path) -> None:
     assert read(tmp_path / "a.md", "x\n\n::: NOTE\n\ny").text == "x\n\n::: NOTE\n\ny"
 
 
+def test_code_in_a_line_stays_as_it_is(tmp_path: Path) -> None:
+    source = 'Write `{{< hint >}}` or ``a ` [^1]``[^1] {{< tab "`x" >}}here ` and [^1]`[^1].\n\n[^1]: Note'
+    text = read(tmp_path / "a.md", source).text
+    assert text == "Write {{< hint >}} or a ` [^1] here and [^1].\n\nNote"
+
+
+def test_signs_of_a_fence_in_indented_code_begin_no_fence(tmp_path: Path) -> None:
+    source = """Write:
+
+    ```sh
+
+Then {{< a >}}this.
+
+1.  Run
+
+    ```sh
+    {{< b >}}
+    ```
+
+    - Or
+
+        ```sh
+        {{< c >}}
+        ```
+
+    In {{< d >}}May.
+
+Text.
+
+    ~~~
+
+{{< e >}}End.
+"""
+    assert read(tmp_path / "a.md", source).text.split("\n\n") == [
+        *(
+            "Write:",
+            "```sh",
+            "Then this.",
+            "Run",
+            "{{< b >}}",
+            "Or",
+            "{{< c >}}",
+            "In May.",
+            "Text.",
+            "~~~",
+            "End.",
+        ),
+    ]
+
+
+def test_a_dotted_name_behind_colons_is_no_container(tmp_path: Path) -> None:
+    source = "::: realm.text.corpus\n    options: x\n\n::: tip\nOne.\n:::\n"
+    assert read(tmp_path / "a.md", source).text == "::: realm.text.corpus options: x\n\nOne."
+
+
 def test_footnotes_are_paragraphs_and_their_numbers_no_text(tmp_path: Path) -> None:
     source = "One.[^1] A set [^abc].\n\n[^1]: Written by *Ada*.\n\n    In May.\n\n[^2]: https://a.example\n[^3]: x\n\nEnd.[^2]"
     assert read(tmp_path / "a.md", source).text.split("\n\n") == [
@@ -245,6 +300,11 @@ SHAPES = [
         "[^1]:\n",
         "```",
         "- ```\n",
+        "` `` {{< a",
+        "`[^1]",
+        "`" * 40 + "{{< a >}} `",
+        "- ",
+        "\t| a |\n\t|-|\n",
         "\t",
         "\n",
         "1) ",

@@ -2,7 +2,7 @@
 
 MkDocs indents the body of a note (`!!! note "Title"`) or tab (`=== "Title"`), which CommonMark reads as program code. GitHub
 begins a note with `> [!NOTE]`, Docusaurus and VitePress put it between lines `:::`, and Hugo between shortcodes
-(`{{< hint >}}`). Fenced program code stays as it is. The time is linear in the length of the text.
+(`{{< hint >}}`). Fenced program code and code in a line stay as they are. The time is linear in the length of the text.
 """
 
 import re
@@ -13,9 +13,11 @@ _INDENT = 4
 _NOTE = re.compile(r'(?:!!!|\?\?\?\+?) ?(?:[\w-]+(?: +[\w-]+)*(?: +"(.*)")?|"(.*)")[ \t]*')
 _TAB = re.compile(r'===[+!]{0,2} +"(.*)"[ \t]*')
 _ALERT = re.compile(r"([ \t]*(?:>[ \t]?)+)\[![\w-]+\][+-]?(.*)")
-_CONTAINER = re.compile(r"([ \t]*):{3,}(?!:)[ \t]*[\w-]*(?:\[([^\]]*)\])?(?:[ \t]*\{[^}]*\})?(.*)")
-_SHORTCODE = re.compile(r"\{\{[<%][^{}]*[>%]\}\}")
-_FOOTNOTE = re.compile(r"\[\^([^\]\[\s]+)\]")
+_CONTAINER = re.compile(r"([ \t]*):{3,}(?!:)[ \t]*+[\w-]*+(?!\.)(?:\[([^\]]*)\])?(?:[ \t]*\{[^}]*\})?(.*)")
+_TICKS = re.compile("`+")
+_INLINE = re.compile(r"(?P<ticks>`+)|\{\{[<%][^{}]*[>%]\}\}|\[\^(?P<footnote>[^\]\[\s]+)\]")
+"""A sign around code, a shortcode or a reference to a footnote."""
+_ITEM = re.compile(r"(?:[-*+]|\d{1,9}[.)])(?:[ \t]+|\Z)")
 _DEFINED = re.compile(r"^[ \t]*\[\^([^\]\[\s]+)\]:", re.MULTILINE)
 _FENCE = re.compile(r"(?:[ \t]|[-*+>]|\d{1,9}[.)])*(?P<signs>`{3,}(?=[^`]*\Z)|~{3,})")
 _MOST_NAMED = 100
@@ -55,6 +57,8 @@ class _Rewriter:
         self._blocks: list[_Block] = []
         self._fence = ""
         """Signs of the open fence around program code."""
+        self._item = 0
+        """Column of the text of the open item of a list."""
         self._row_name = ""
         """Name of the rows of the open table in a tab."""
         self._lines: list[str] = []
@@ -76,12 +80,26 @@ class _Rewriter:
             if signs.startswith(self._fence) and not signs.strip(self._fence[0]):
                 self._fence = ""
             self._lines.append(line)
-        elif fence := _FENCE.match(line):
+            return
+        is_code = self._is_indented_code(line)
+        if not is_code and (fence := _FENCE.match(line)):
             self._fence = fence["signs"]
             self._row_name = ""
             self._lines.append(line)
         elif not self._begins_block(number, column, line, words):
-            self._lines.append(self._with_row_name(self._without_signs(number, line)))
+            line = self._without_signs(number, line)
+            self._lines.append(line if is_code else self._with_row_name(line))
+
+    def _is_indented_code(self, line: str) -> bool:
+        """Whether a line outside of fences is indented by four columns more than the text of the open item of a list."""
+        words = line.lstrip(" \t")
+        column = _column(line, words)
+        is_code = column >= self._item + _INDENT
+        if not is_code and (item := _ITEM.match(words)):
+            self._item = column + len(item[0])
+        elif words and column < self._item and not (self._lines and self._lines[-1].strip()):
+            self._item = column
+        return is_code
 
     def _end_block(self) -> None:
         if self._fence:  # a fence in a block ends with the block
@@ -125,12 +143,22 @@ class _Rewriter:
         elif ":::" in line and number <= self._last_end and (container := _CONTAINER.fullmatch(line)):
             title = container[2] or container[3].strip(" \t:")
             line = f"\n{container[1]}{_bold(title)}\n"
-        if "{{" in line:
-            line = _SHORTCODE.sub("", line)
-        return _FOOTNOTE.sub(self._reference, line) if self._footnotes and "[^" in line else line
+        return self._without_inline_signs(line) if "{{" in line or "[^" in line else line
 
-    def _reference(self, found: re.Match[str]) -> str:
-        return "" if found[1] in self._footnotes else found[0]
+    def _without_inline_signs(self, line: str) -> str:
+        """A line without shortcodes and references to footnotes, except for those in code."""
+        ends = _ends_of_code(line) if "`" in line else {}
+        kept: list[str] = []
+        start = code_end = 0
+        for sign in _INLINE.finditer(line):
+            if sign.start() < code_end:
+                continue
+            if sign["ticks"]:
+                code_end = ends.get(sign.start(), 0)
+            elif not sign["footnote"] or sign["footnote"] in self._footnotes:
+                kept.append(line[start : sign.start()])
+                start = sign.end()
+        return "".join(kept) + line[start:]
 
     def _with_row_name(self, line: str) -> str:
         """A line of text; a row of a table in a tab begins with the title of the tab."""
@@ -147,6 +175,18 @@ class _Rewriter:
         above = self._lines[-1] if self._lines else ""
         is_rule = "|" in line and "-" in line and not line.strip("|:- \t")
         return is_rule and "|" in above and _indent(above) == _indent(line)
+
+
+def _ends_of_code(line: str) -> dict[int, int]:
+    """By position of each group of backticks before code, where the code ends: behind the next group of the same size."""
+    ends: dict[int, int] = {}
+    next_end: dict[int, int] = {}
+    for ticks in reversed(list(_TICKS.finditer(line))):
+        length = ticks.end() - ticks.start()
+        if length in next_end:
+            ends[ticks.start()] = next_end[length]
+        next_end[length] = ticks.end()
+    return ends
 
 
 def _column(line: str, words: str) -> int:
