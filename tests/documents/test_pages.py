@@ -310,6 +310,23 @@ def test_a_heading_or_link_begins_after_the_hidden_sign_before_it(element: str) 
     assert not empty.headings and not empty.anchors
 
 
+@pytest.mark.parametrize(
+    "unseen",
+    [
+        *(
+            "<!-- <footer> -->",
+            "<!--><!-- <footer> --!>",
+            "<script>f('<footer>')</script>",
+            "<title>The <footer></title>",
+        ),
+        *("<STYLE>/* <footer> */</style>", "<textarea><footer></textarea>", "<iframe><footer></iframe>"),
+    ],
+)
+def test_tags_in_comments_and_scripts_are_no_tags(unseen: str) -> None:
+    assert "Copyright" not in read_page(f"{unseen}<p>One.</p><footer>Copyright</footer>").text
+    assert "Two." in read_page(f"<p>One.</p><footer>{unseen.replace('footer', '/footer')}<p>Two.").text
+
+
 @pytest.mark.parametrize("element", FURNITURE)
 @pytest.mark.parametrize("text", ["Yes.", "<a href=x>Yes.</a>"])
 def test_a_page_does_not_become_empty(element: str, text: str) -> None:
@@ -482,6 +499,7 @@ def test_of_a_page_of_a_manual_the_article_is_read(page: str) -> None:
 
 SHAPES = [
     *("<aside><p>x", "<div hidden>x</div>", "<main>x</main>", "<pre><i class=ln>1", "<footer>x", "<button>"),
+    *("<script>", "<script></script>", "<title", "<!-- --", "<!-->", "<xmp></"),
     *("<li><button>x</button>", "<button>x</button>", "<td>a<button>x</button> "),
     "<a ",
     "<div>x",

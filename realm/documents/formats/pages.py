@@ -189,7 +189,8 @@ def _taken(source: str) -> "_Taken":
         taken = _Taken()
         taken.data(source)
         return taken
-    tags = Counter((name.lower(), not slash) for slash, name in _CLOSED_TAGS.findall(source))
+    found = (tag.group("furniture", "slash") for tag in _CLOSED_TAGS.finditer(source))
+    tags = Counter((name.lower(), not slash) for name, slash in found if name)
     unclosed = (name for name, is_start in tags if is_start and tags[name, True] > tags[name, False])
     taken = _Taken(frozenset(unclosed))
     _parse(source, taken)
@@ -239,9 +240,14 @@ _NAVIGATION = re.compile(
 )
 """Roles and classes of navigation. An element of `_HOLDS_LINKS` with one of these roles or classes is skipped."""
 _OWN_TEXT = frozenset("article h1 p".split())
-_CLOSED_TAGS = re.compile(r"<(/?)(aside|button|footer|noscript)\b", re.IGNORECASE)
-"""Furniture that needs an end tag. If a page has fewer end tags than start tags, only those elements are left out of which most
-of the text is in links."""
+_CLOSED_TAGS = re.compile(
+    r"<!--(?:-?>|.*?(?:--!?>|\Z))"
+    r"|<(iframe|script|style|textarea|title|xmp)\b.*?(?:</\1\b|\Z)"
+    r"|<(?P<slash>/?)(?P<furniture>aside|button|footer|noscript)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A comment, an element without tags, or a tag of furniture that needs an end tag. If a page has fewer end tags than start
+tags, only those elements are left out of which most of the text is in links."""
 _CONTENT = frozenset("article blockquote section".split())
 """Elements whose asides and footers are notes on the text, such as footnotes."""
 _OF_FURNITURE = frozenset(("", "complementary", "contentinfo"))
