@@ -51,20 +51,53 @@ Pay in May.
 """
 
 
-def test_a_table_in_a_tab_is_read_as_a_table_under_the_title_of_the_tab(tmp_path: Path) -> None:
+def test_a_row_of_a_table_in_a_tab_has_the_title_of_the_tab(tmp_path: Path) -> None:
     record = read(tmp_path / "a.md", TABS)
     assert record.title == "Tariffs"
     assert [one.title for one in record.sections] == [
-        "Tariffs > Prices > Iberia",
-        "Tariffs > Prices > Iberia > By rail",
-        "Tariffs > Prices > Benelux",
+        "Tariffs > Prices",
         "Tariffs > Terms",
     ]
-    assert record.text.split("\n\n")[:6] == [
-        *("Prices", "Iberia", "Container: dry; Price: 3320."),
-        *("By rail", "Container: dry; Price: 70.", "Benelux"),
+    assert record.text.split("\n\n")[:7] == [
+        *("Prices", "Iberia", "Container: Iberia, dry; Price: 3320."),
+        *("By rail", "Container: Iberia, By rail, dry; Price: 70."),
+        *("Benelux", "Container: Benelux, dry; Price: 880."),
     ]
     assert '=== "no tab"' in record.text
+
+
+def test_text_after_tabs_is_no_part_of_the_last_tab(tmp_path: Path) -> None:
+    record = read(tmp_path / "a.md", '# T\n## S\n=== "A"\n\n    Text A\n\nAfter tabs')
+    assert [one.title for one in record.sections] == ["T > S"]
+    assert record.text == "S\n\nA\n\nText A\n\nAfter tabs"
+    assert read(tmp_path / "setup.md", '=== "A"\n\n    | B |\n    |---|\n    | c |').title == "setup"
+
+
+def test_tables_in_tabs_are_tables_whatever_their_signs(tmp_path: Path) -> None:
+    tables = """=== "A|B"
+    B | C
+    --|:-:
+    1 | 2
+
+    | a | no table |
+
+    - | D | E |
+      |---|---|
+      | 3 | 4 |
+
+    > | F | G |
+    > |---|---|
+    > | 5 | 6 |
+
+| H | I |
+|---|---|
+| 7 | 8 |
+"""
+    assert read(tmp_path / "a.md", tables).text.split("\n\n") == [
+        *("A|B", "B: A|B, 1; C: 2.", "| a | no table |", "D: 3; E: 4.", "F: 5; G: 6.", "H: 7; I: 8."),
+    ]
+    long = read(tmp_path / "a.md", f'=== "{"A" * 200}"\n    | B | C |\n    |---|---|\n    | 1 | 2 |\n').text
+    assert long.endswith("A\n\nB: 1; C: 2.")
 
 
 def test_bodies_of_notes_are_text_and_not_program_code(tmp_path: Path) -> None:
@@ -103,8 +136,7 @@ After.
 def test_a_fence_ends_with_the_block_around_it(tmp_path: Path) -> None:
     source = '=== "A"\n\n    ```sh\n    ls\n\nAfter *it*.\n\n> ```\n> x\n> ```\n\n- ```\n  y\n  ```\n\n!!! note\n    z\n'
     record = read(tmp_path / "a.md", source)
-    assert record.text.split("\n\n") == ["ls", "After it.", "x", "y", "z"]
-    assert record.title == "A"
+    assert record.text.split("\n\n") == ["A", "ls", "After it.", "x", "y", "z"]
 
 
 def test_signs_of_alerts_containers_and_shortcodes_are_no_text(tmp_path: Path) -> None:
@@ -146,6 +178,61 @@ def test_a_note_that_is_an_aside_of_html_is_kept(tmp_path: Path) -> None:
 
 def test_three_colons_that_nothing_closes_are_text(tmp_path: Path) -> None:
     assert read(tmp_path / "a.md", "x\n\n::: NOTE\n\ny").text == "x\n\n::: NOTE\n\ny"
+
+
+def test_code_in_a_line_stays_as_it_is(tmp_path: Path) -> None:
+    source = 'Write `{{< hint >}}` or ``a ` [^1]``[^1] {{< tab "`x" >}}here ` and [^1]`[^1].\n\n[^1]: Note'
+    text = read(tmp_path / "a.md", source).text
+    assert text == "Write {{< hint >}} or a ` [^1] here and [^1].\n\nNote"
+
+
+def test_signs_of_a_fence_in_indented_code_begin_no_fence(tmp_path: Path) -> None:
+    source = """Write:
+
+    ```sh
+
+Then {{< a >}}this.
+
+1.  Run
+
+    ```sh
+    {{< b >}}
+    ```
+
+    - Or
+
+        ```sh
+        {{< c >}}
+        ```
+
+    In {{< d >}}May.
+
+Text.
+
+    ~~~
+
+{{< e >}}End.
+"""
+    assert read(tmp_path / "a.md", source).text.split("\n\n") == [
+        *(
+            "Write:",
+            "```sh",
+            "Then this.",
+            "Run",
+            "{{< b >}}",
+            "Or",
+            "{{< c >}}",
+            "In May.",
+            "Text.",
+            "~~~",
+            "End.",
+        ),
+    ]
+
+
+def test_a_dotted_name_behind_colons_is_no_container(tmp_path: Path) -> None:
+    source = "::: realm.text.corpus\n    options: x\n\n::: tip\nOne.\n:::\n"
+    assert read(tmp_path / "a.md", source).text == "::: realm.text.corpus options: x\n\nOne."
 
 
 def test_footnotes_are_paragraphs_and_their_numbers_no_text(tmp_path: Path) -> None:
@@ -213,6 +300,11 @@ SHAPES = [
         "[^1]:\n",
         "```",
         "- ```\n",
+        "` `` {{< a",
+        "`[^1]",
+        "`" * 40 + "{{< a >}} `",
+        "- ",
+        "\t| a |\n\t|-|\n",
         "\t",
         "\n",
         "1) ",

@@ -299,6 +299,34 @@ def test_what_is_around_the_content_or_not_shown_is_left_out(element: str, insid
     assert read_page(f"<p>One.</p>{element.format(inside)}<div>Two.</div>").text == "One.\n\nTwo."
 
 
+@pytest.mark.parametrize("element", ["<i aria-hidden=true>{}</i>", "<div hidden>{}</div>", "<svg>{}</svg>"])
+def test_a_heading_or_link_begins_after_the_hidden_sign_before_it(element: str) -> None:
+    page = read_page(
+        f"<h2>{element.format('*')} Setup</h2>Read <a href=/x>{element.format('*')}the docs</a>."
+    )
+    assert page.headings == (Heading(0, 2, "Setup"),)
+    assert [(one.address, page.text[one.start :]) for one in page.anchors] == [("/x", "the docs.")]
+    empty = read_page(f"<h2>{element.format('*')}</h2>One. <a href=/x>{element.format('*')}</a>Two.")
+    assert not empty.headings and not empty.anchors
+
+
+@pytest.mark.parametrize(
+    "unseen",
+    [
+        *(
+            "<!-- <footer> -->",
+            "<!--><!-- <footer> --!>",
+            "<script>f('<footer>')</script>",
+            "<title>The <footer></title>",
+        ),
+        *("<STYLE>/* <footer> */</style>", "<textarea><footer></textarea>", "<iframe><footer></iframe>"),
+    ],
+)
+def test_tags_in_comments_and_scripts_are_no_tags(unseen: str) -> None:
+    assert "Copyright" not in read_page(f"{unseen}<p>One.</p><footer>Copyright</footer>").text
+    assert "Two." in read_page(f"<p>One.</p><footer>{unseen.replace('footer', '/footer')}<p>Two.").text
+
+
 @pytest.mark.parametrize("element", FURNITURE)
 @pytest.mark.parametrize("text", ["Yes.", "<a href=x>Yes.</a>"])
 def test_a_page_does_not_become_empty(element: str, text: str) -> None:
@@ -307,7 +335,20 @@ def test_a_page_does_not_become_empty(element: str, text: str) -> None:
 
 def test_a_page_that_scripts_show_is_kept() -> None:
     app = f"<div id=app style='display: none'><h1>Port</h1>{'<p>It is 9555.' * 9}</div>"
-    assert read_page(f"<main>Loading</main>{app}").text.startswith("Loading\n\nPort\n\nIt is 9555.")
+    for page in (f"<div>Loading</div>{app}", f"<main>Loading{app}</main><footer>Copyright</footer>"):
+        assert read_page(page).text.startswith("Loading\n\nPort\n\nIt is 9555.")
+        assert "Copyright" not in read_page(page).text
+
+
+@pytest.mark.parametrize(
+    "element", ["<footer>{}</footer>", "<div hidden>{}</div>", "<noscript>{}</noscript>"]
+)
+def test_long_furniture_beside_a_short_main_element_is_left_out(element: str) -> None:
+    main = "<main><p>The port is 9555.</p></main>"
+    assert (
+        read_page(f"{main}{element.format('<p>We ship all over the world.' * 90)}").text
+        == "The port is 9555."
+    )
 
 
 def test_notes_on_the_text_are_kept() -> None:
@@ -327,6 +368,32 @@ def test_a_button_that_is_a_heading_or_in_a_sentence_is_text() -> None:
     assert read_page("<h1>Vec <button>Copy path</button></h1>x").text == "Vec\n\nx"
 
 
+def test_a_button_beside_other_text_of_an_item_is_text() -> None:
+    for item in ("<ul><li>{}</ul>", "<dl><dt>x<dd>{}</dl>", "<table><tr><td>{}</table>"):
+        for words in (
+            "<button>Save</button> stores <b>it</b>.",
+            "<i><button>Save</button></i> <b>stores</b> it.",
+            "<button>Save</button><svg><text>x</text></svg><br> stores it.",
+            "<button><i hidden>*</i>Save</button><i aria-hidden=true>!</i> stores <button>it</button>.",
+        ):
+            text = read_page(f"<div>One.</div>{item.format(words)}<div>Two.</div>").text
+            assert " ".join(text.replace("x\n\n", "").split()) == "One. Save stores it. Two."
+        for words in (
+            "<button>Save</button> <button>Send</button>",
+            "<i hidden>x<button>y</button></i><button>z</button>",
+        ):
+            text = read_page(f"<div>One.</div>{item.format(words)}<div>Two.</div>").text
+            assert text.replace("x\n\n", "") == "One.\n\nTwo."
+    rows = "<tr><th>A<th>B<tr><td>1<td><button>Edit</button><tr><td>2<td>3 <button>km</button>"
+    assert read_page(f"<table>{rows}</table>").text == "A: 1.\n\nA: 2; B: 3 km."
+
+
+def test_a_button_that_unfolds_text_is_text() -> None:
+    for attribute in ("aria-expanded=false", "aria-controls=a"):
+        page = f"<div><button {attribute}>How?</button><div id=a>So.</div></div><button>Copy</button>"
+        assert read_page(page).text == "How?\n\nSo."
+
+
 def test_the_text_of_a_page_is_that_of_its_main_element() -> None:
     page = "<h1>Harbor</h1><div>Accept cookies?</div>{}<div>Copyright</div>"
     for main in (
@@ -337,6 +404,17 @@ def test_the_text_of_a_page_is_that_of_its_main_element() -> None:
     ):
         read = read_page(page.format(main))
         assert read.text == "Ports\n\nThe port is 9555." and read.headings == (Heading(0, 2, "Ports"),)
+
+
+def test_a_page_without_title_has_that_of_the_only_first_heading_beside_its_main_element() -> None:
+    header = "<header><h1>Pump <a href=x>P200</a></h1></header>"
+    care = "<main><h2>Care</h2>Oil it.</main>"
+    page = read_page(header + care)
+    assert page.title == "Pump P200" and page.text == "Care\n\nOil it."
+    assert read_page(care + header).title == "Pump P200"
+    assert read_page("<title>T</title>" + header + care).title == "T"
+    for other in (header * 2 + care, header + care.replace("h2", "h1"), f"<footer>{header}</footer>{care}"):
+        assert read_page(other).title == "" and read_page(other).main_heading == "Care"
 
 
 @pytest.mark.parametrize(
@@ -421,6 +499,8 @@ def test_of_a_page_of_a_manual_the_article_is_read(page: str) -> None:
 
 SHAPES = [
     *("<aside><p>x", "<div hidden>x</div>", "<main>x</main>", "<pre><i class=ln>1", "<footer>x", "<button>"),
+    *("<script>", "<script></script>", "<title", "<!-- --", "<!-->", "<xmp></"),
+    *("<li><button>x</button>", "<button>x</button>", "<td>a<button>x</button> "),
     "<a ",
     "<div>x",
     "<b>",

@@ -39,9 +39,10 @@ class Anchor(NamedTuple):
 
 
 class Page(NamedTuple):
-    """The title element, and the text with blank lines between its blocks."""
+    """The title, and the text with blank lines between its blocks."""
 
     title: str
+    """The title element; without one, the only `<h1>` beside a main element that has none."""
     text: str
     headings: tuple[Heading, ...] = ()
     """All headings, in the order of the text."""
@@ -74,8 +75,8 @@ def read_page(source: str) -> Page:
     """The visible text of a page, with blank lines between blocks.
 
     If the page has one main element with text, this text is read. Footers, asides, buttons and hidden elements are left out,
-    unless hardly any text would be left. Of a page of MediaWiki, references, boxes, formulas, pictures, and sections that list
-    sources are left out.
+    unless hardly any text would be left of the page, or of the main element that is read. Of a page of MediaWiki, references,
+    boxes, formulas, pictures, and sections that list sources are left out.
 
     In a table that begins with rows of headings, each other row is a sentence (`Table`), and the rows of headings are left out.
     In all other rows, " | " is between the cells.
@@ -188,7 +189,8 @@ def _taken(source: str) -> "_Taken":
         taken = _Taken()
         taken.data(source)
         return taken
-    tags = Counter((name.lower(), not slash) for slash, name in _CLOSED_TAGS.findall(source))
+    found = (tag.group("furniture", "slash") for tag in _CLOSED_TAGS.finditer(source))
+    tags = Counter((name.lower(), not slash) for name, slash in found if name)
     unclosed = (name for name, is_start in tags if is_start and tags[name, True] > tags[name, False])
     taken = _Taken(frozenset(unclosed))
     _parse(source, taken)
@@ -211,6 +213,7 @@ _MARKED = "\x02"
 _LINKED = "\x03"
 """Character before and after the number of a link in the text that is collected. HTML does not allow this character."""
 _MARK = re.compile(f"{_MARKED}([1-6])|{_LINKED}([0-9]+){_LINKED}")
+_FIRST_HEADING = re.compile(f"{_MARKED}1(.*?)(?:\\n\\n|\\Z)", re.DOTALL)
 _INDENT = "\x1f"
 """White space of program code in the text that is collected. HTML does not allow this character, and Python strips it."""
 _NO_MARKS = str.maketrans({_MARKED: None, _LINKED: None, _INDENT: " "})
@@ -225,6 +228,7 @@ _BLOCK = frozenset(
     " h1 h2 h3 h4 h5 h6 header hr li main ol ul p pre section summary table tbody tfoot thead tr".split()
 )
 _ROW_GROUPS = frozenset("tbody tfoot thead".split())
+_CELLS = frozenset("td th".split())
 _HEADING = frozenset("h1 h2 h3 h4 h5 h6".split())
 _UNSEEN = frozenset("script style template iframe".split())
 _ASIDE = frozenset("nav select svg".split())
@@ -236,9 +240,14 @@ _NAVIGATION = re.compile(
 )
 """Roles and classes of navigation. An element of `_HOLDS_LINKS` with one of these roles or classes is skipped."""
 _OWN_TEXT = frozenset("article h1 p".split())
-_CLOSED_TAGS = re.compile(r"<(/?)(aside|button|footer|noscript)\b", re.IGNORECASE)
-"""Furniture that needs an end tag. If a page has fewer end tags than start tags, only those elements are left out of which most
-of the text is in links."""
+_CLOSED_TAGS = re.compile(
+    r"<!--(?:-?>|.*?(?:--!?>|\Z))"
+    r"|<(iframe|script|style|textarea|title|xmp)\b.*?(?:</\1\b|\Z)"
+    r"|<(?P<slash>/?)(?P<furniture>aside|button|footer|noscript)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A comment, an element without tags, or a tag of furniture that needs an end tag. If a page has fewer end tags than start
+tags, only those elements are left out of which most of the text is in links."""
 _CONTENT = frozenset("article blockquote section".split())
 """Elements whose asides and footers are notes on the text, such as footnotes."""
 _OF_FURNITURE = frozenset(("", "complementary", "contentinfo"))
@@ -248,6 +257,10 @@ _UNFOLDS = frozenset(("region", "tabpanel"))
 _NOT_SHOWN = re.compile(r"display\s*:\s*none", re.IGNORECASE)
 _LABELS = frozenset("dt p summary".split())
 """Elements in which a button is part of the text."""
+_ITEMS = frozenset("dd li td".split())
+"""Elements in which a button is part of the text if other text is beside the button."""
+_UNFOLDING = "aria-controls", "aria-expanded"
+"""Attributes of buttons that unfold text, such as the answer to the question on the button."""
 _LINE_NUMBERS = re.compile(r"(rouge-)?gutter|blob-num|line-?(no|num)\w*|ln|lntd?")
 """Classes of the numbers of the lines in program code."""
 _NO_WORDS = re.compile(r"[\d\s.:|]*")
@@ -280,7 +293,7 @@ _Kind = Literal["navigation", "furniture", "unclosed", "line numbers"]
 
 
 class _Aside(NamedTuple):
-    """An open element that may be left out, and the counts of `_Taken` at its start."""
+    """An open element that may be left out, and the counts, the level and the address of `_Taken` at its start."""
 
     depth: int
     start: int
@@ -290,6 +303,18 @@ class _Aside(NamedTuple):
     linked: int
     words: int
     own: int
+    level: str | None
+    address: str | None
+
+
+class _Main(NamedTuple):
+    """The main element, and the counts of `_Taken` at its start; at its end, what was counted inside."""
+
+    place: slice
+    """Its pieces of text."""
+    letters: int
+    linked: int
+    left: int
 
 
 class _Table:
@@ -347,8 +372,9 @@ class _Taken:
         """Pieces of text with words, and elements of `_OWN_TEXT`."""
         self._mains = self._main_depth = 0
         """Number of main elements, and depth of the open one."""
-        self._main = slice(0), 0, 0
-        """Pieces of text of the main element, its characters, and those outside of links."""
+        self._main = _Main(slice(0), 0, 0, 0)
+        self._reads_main = False
+        """Whether the text of the page is that of its main element, which is known at the end."""
         self.title: list[str] = []
         self.text: list[str] = []
         self.fields: dict[str, Any] = {}
@@ -367,6 +393,10 @@ class _Taken:
         self._cell_has_text = False
         self._paragraph_ended = False  # in a cell: if more text follows, a blank line comes first
         self._of_mediawiki = False
+        self._buttons: list[slice] = []
+        """Pieces of text of the buttons in `_ITEMS` that are kept if other words are in the same block."""
+        self._before_block = 0
+        """Characters of text before the block or cell that began or ended last."""
         self._left_out = 0
         """Depth of the open element of a page of MediaWiki that is left out; 0 if there is none."""
         self._heading: tuple[int, int] | None = None
@@ -395,12 +425,15 @@ class _Taken:
         elif tag == "meta":
             self._take_meta(attributes.get("name", "").strip(), attributes.get("content", "").strip())
         self._own += tag in _OWN_TEXT
+        if tag in _BLOCK or tag in _CELLS:
+            self._end_line()
         is_main = tag == "main" or attributes.get("role") == "main"
         if is_main and not self._main_depth and not self._tables:
             self._start_main()
         elif kind := self._kind_of_aside(tag, attributes):
             counts = self._letters, self._linked, self._words, self._own
-            self._asides.append(_Aside(self._depth, len(self.text), kind, *counts))
+            begun = self._level, self._address
+            self._asides.append(_Aside(self._depth, len(self.text), kind, *counts, *begun))
         if tag == "table":
             if self._tables:
                 self._tables[-1].has_table = True
@@ -416,7 +449,7 @@ class _Taken:
             self._level = tag[1] if tag in _HEADING and not self._in_cell() else None
         elif tag == "br":
             self.text.append("\n")
-        elif tag in ("td", "th"):
+        elif tag in _CELLS:
             if self._tables:
                 spans = attributes.get("colspan"), attributes.get("rowspan")
                 self._tables[-1].cells.append(_Cell(len(self.text), tag == "th", *spans))
@@ -431,7 +464,7 @@ class _Taken:
             return "unclosed" if tag in self._unclosed else "furniture"
         if tag in _ASIDE:
             return "navigation"
-        of_code = tag in ("td", "th") or self._open["pre"]
+        of_code = tag in _CELLS or self._open["pre"]
         names = _NAVIGATION if tag in _HOLDS_LINKS else _LINE_NUMBERS if of_code else None
         if names is None or not attributes:
             return None
@@ -443,14 +476,15 @@ class _Taken:
     def _is_furniture(self, tag: str, attributes: Mapping[str, str]) -> bool:
         """Whether the element is no part of the content of the page."""
         if tag == "button":  # the text of a heading can be a button that unfolds the text below
-            return self._level is None and not any(self._open[one] for one in _LABELS)
+            is_label = any(self._open[one] for one in _LABELS) or any(one in attributes for one in _UNFOLDING)
+            return self._level is None and not is_label
         if tag in ("aside", "footer"):
             role = attributes.get("role") or attributes.get("epub:type") or ""
             in_content = self._main_depth or any(self._open[one] for one in _CONTENT)
             return not in_content and role in _OF_FURNITURE
         return tag == "noscript"
 
-    def _end_aside(self) -> None:
+    def _end_aside(self, tag: str) -> None:
         """Removes the text of the innermost open aside, if it is one."""
         aside = self._asides.pop()
         letters, linked = self._letters - aside.letters, self._linked - aside.linked
@@ -465,30 +499,48 @@ class _Taken:
             case "furniture":
                 self._left += max(letters - linked, min(letters, 1))  # also if the page has links alone
         self._letters, self._linked = aside.letters, aside.linked
+        # The marks of an open heading and link may be in the text that is removed.
+        self._level, self._address = aside.level, aside.address
+        self._before_block = min(self._before_block, self._letters)
+        while self._buttons and self._buttons[-1].start >= aside.start:
+            self._buttons.pop()
+        if tag == "button" and any(self._open[one] for one in _ITEMS):
+            self._buttons.append(slice(aside.start, len(self.text)))
+            return
         del self.text[aside.start :]
         cells = self._tables[-1].cells if self._tables else []
         while cells and cells[-1].place >= aside.start:
             cells.pop()
             self._row_started = bool(cells)
 
+    def _end_line(self) -> None:
+        """Removes the buttons of a block or a cell, which begins or ends, if no other words are in it."""
+        for button in self._buttons:
+            words = self.text[button]
+            if self._letters > self._before_block:
+                self._letters += len("".join(words).strip())
+            else:
+                self.text[button] = [""] * len(words)
+        self._buttons.clear()
+        self._before_block = self._letters
+
     def _start_main(self) -> None:
         self._asides.clear()  # an element around it was never closed
         self._mains += 1
         self._main_depth = self._depth
-        self._main = slice(len(self.text), None), self._letters, self._letters - self._linked
+        self._main = _Main(slice(len(self.text), None), self._letters, self._linked, self._left)
 
     def _end_main(self) -> None:
-        place, letters, own = self._main
-        self._main = (
-            slice(place.start, len(self.text)),
-            self._letters - letters,
-            self._letters - self._linked - own,
-        )
+        place, letters, linked, left = self._main
+        inside = self._letters - letters, self._linked - linked, self._left - left
+        self._main = _Main(slice(place.start, len(self.text)), *inside)
         self._main_depth = 0
 
     @property
     def has_lost_most(self) -> bool:
         """Whether nearly all text outside of links was left out as furniture, which then was the content."""
+        if self._reads_main:
+            return self._main.left > _MOST_LEFT_OUT * self._main.letters
         return self._left > _MOST_LEFT_OUT * self._letters
 
     def _start_of_mediawiki(self, tag: str, attributes: Mapping[str, str]) -> None:
@@ -527,8 +579,11 @@ class _Taken:
             return
         if tag in _HEADING:
             self._end_heading()
+            self._level = None
         if self._asides and self._asides[-1].depth == self._depth:
-            self._end_aside()
+            self._end_aside(tag)
+        if tag in _BLOCK or tag in _CELLS:
+            self._end_line()
         if self._main_depth == self._depth:
             self._end_main()
         self._depth -= 1
@@ -617,11 +672,18 @@ class _Taken:
     def close(self) -> None:
         """The parser calls this at the end of the page; the results are attributes."""
         self._end_sources()
-        place, letters, own = self._main
-        outside = self._letters - self._linked - own
+        place, letters, linked, _ = self._main
+        outside = (self._letters - letters) - (self._linked - linked)
         has_text = self._mains == 1 and any(map(str.strip, self.text[place]))
-        if has_text and outside <= _MOST_OUTSIDE * letters:
-            self.text = self.text[place]
+        self._reads_main = has_text and outside <= _MOST_OUTSIDE * letters
+        if self._reads_main:
+            main, *around = (
+                "".join(self.text[part]) for part in (place, slice(place.start), slice(place.stop, None))
+            )
+            names = [] if _FIRST_HEADING.search(main) else _FIRST_HEADING.findall("\n\n".join(around))
+            if len(names) == 1 and not any(map(str.strip, self.title)):
+                self.title = [_plain(names[0])]
+            self.text = [main]
 
 
 def _line(collected: str) -> str:
