@@ -11,6 +11,7 @@ replaces the other.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -46,8 +47,6 @@ from realm.workspace.report import read_report
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-RETRY_SECONDS = 1.0
-"""A version that could not be loaded is not tried again for this time, so that not each thread waits for a new attempt."""
 _TITLES = 6
 """Number of example titles."""
 _DRAWN, _PARTS = 40, 4
@@ -170,8 +169,8 @@ class LivingKnowledge:
         self._config, self._tagger_of = config, tagger
         self._changing, self._refreshing = threading.Lock(), threading.Lock()
         self._process = os.getpid()
-        self._failed: Stamp | None = None
-        self._failed_until = 0.0
+        self._failed = -math.inf
+        """When a version on disk could not be loaded the last time."""
         self._tagger: tuple[str, Tagger] | None = None
         self.current = self._load(None)
 
@@ -183,10 +182,10 @@ class LivingKnowledge:
         """
         if self._is_newest():
             return False
+        called = time.monotonic()
         with self._refreshing:
             # Meanwhile, another thread may have loaded the version, or have found that it cannot be loaded.
-            failed_now = self._failed == self._stamp_on_disk() and time.monotonic() < self._failed_until
-            if failed_now or self._is_newest() or not self._changing.acquire(blocking=False):
+            if self._failed > called or self._is_newest() or not self._changing.acquire(blocking=False):
                 return False
             try:
                 self._move_on()
@@ -196,7 +195,7 @@ class LivingKnowledge:
                         "the new version on disk cannot be loaded, the old version stays in use: %s", error
                     )
                 self.problem = str(error)
-                self._failed, self._failed_until = self._stamp_on_disk(), time.monotonic() + RETRY_SECONDS
+                self._failed = time.monotonic()
                 return False
             finally:
                 self._changing.release()

@@ -30,14 +30,9 @@ def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
 
 def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     """One record. The title is that of the front matter, else the main heading, else the file name."""
-    source, assumed = whole(path, limits)
-    yield markdown_record(path, source, assumed, limits)
-
-
-def markdown_record(path: Path, source: str, assumed: str | None, limits: Limits) -> Record:
-    """The record of Markdown. Raises Unreadable if it is too long, or has no text."""
     from markdown_it import MarkdownIt
 
+    source, assumed = whole(path, limits)
     # The parser needs half a gigabyte of memory for a megabyte of short lines.
     if len(source) > 2 * limits.document_chars:
         raise Unreadable(
@@ -52,7 +47,7 @@ def markdown_record(path: Path, source: str, assumed: str | None, limits: Limits
     page = page_in(path, f"<article>{article}</article>")
     fields = {**page.fields, **front.fields}
     headings = page.headings if limits.headings else ()
-    return page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
+    yield page_record(path, front.title or page.main_heading, page.text, assumed, fields, headings)
 
 
 def html(path: Path, limits: Limits) -> Iterator[Record]:
