@@ -31,7 +31,7 @@ from realm.errors import InputError, shortened, shown
 from realm.files import write_json_lines
 from realm.keys import KeyTable, key_of
 from realm.ray_actors import EngineConfig
-from realm.text.corpus import Document, PassagesConfig
+from realm.text.corpus import Document, PassagesConfig, over_limit
 from realm.text.fields import LONGEST_VALUE, USUAL_NAMES, FieldNames, Fields, clean_fields
 
 logger = logging.getLogger(__name__)
@@ -307,8 +307,7 @@ def _name(one: Record, fields: Fields) -> str:
 
 def _problem(one: Record, used: KeyTable, limits: Limits) -> Unreadable | None:
     if len(one.text) > limits.document_chars:
-        over = f"{len(one.text):,} characters, over the limit of {limits.document_chars:,}"
-        message = f"{over}: split it, or raise max_document_chars"
+        message = over_limit(len(one.text), limits.document_chars)
         return Unreadable(one.where, Reason.TOO_LONG, f"{one.where}: {message}")
     if one.id is not None and used.get(key_of(one.id)) is not None:
         message = f"a second document with the id {shown(one.id)}: ids must differ"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic does not accept typing.TypedDict
 
+from realm.errors import InputError
 from realm.model.calibration import NO_FEATURES, Features
 from realm.text.corpus import Passage
 
@@ -184,6 +185,17 @@ class Answers:
             row.get("null_probability"),
             row["found"],
         )
+
+    def best(self, place: str, where: str | None) -> Answer:
+        """The best answer. Errors name the `place` of the passages and the filter `where`.
+
+        Raises:
+            InputError: there was no passage to read.
+        """
+        if not self.answers:
+            which = "" if where is None else f" that matches the filter {where}"
+            raise InputError(f"no answer: {place} has no passage to read{which}")
+        return self.answers[0]
 
     def lines(self) -> list[str]:
         """Lines for a terminal: the best answer with its evidence, and other answers that are not unlikely.

@@ -71,11 +71,7 @@ class Client:
         Raises:
             InputError: there is no passage to read.
         """
-        found = self.answers(question, method=method, top_k=top_k, where=where).answers
-        if not found:
-            which = "" if where is None else f" that matches the filter {where}"
-            raise InputError(f"no answer: {self.url} has no passage to read{which}")
-        return found[0]
+        return self.answers(question, method=method, top_k=top_k, where=where).best(self.url, where)
 
     def answers(
         self,

@@ -17,7 +17,7 @@ from realm.serve.batching import Batcher, Busy, Done, NotReady, each
 from realm.serve.http.metrics import Metrics
 from realm.serve.http.tracing import NAME, trace_question
 from realm.serve.settings import MOST_CHANGES, POLL_SECONDS, WRITE_SECONDS, ServeConfig
-from realm.text.corpus import Document
+from realm.text.corpus import Document, over_limit
 from realm.workspace.living import LivingKnowledge, Snapshot
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ class Service:
         most = self.knowledge.current.kb.config.max_document_chars
         for one in documents:
             if len(one.text) > most:
-                raise InputError(
-                    f"the document {_id_of(one)!r} has {len(one.text):,} characters, over the limit of {most:,}: split it"
-                )
+                raise InputError(f"the document {_id_of(one)!r} has {over_limit(len(one.text), most)}")
         new = [Document(one.title, one.text, _id_of(one), fields=one.fields) for one in documents]
         result = await self.change(lambda: self.knowledge.add(new))
         self.metrics.documents.labels("added").inc(result.added)

@@ -63,6 +63,11 @@ class PassagesConfig:
         at_least(self, passage_overlap=0, max_document_chars=1)
 
 
+def over_limit(characters: int, limit: int, limit_of: str = "the limit") -> str:
+    """Why a text with so many characters is not read, and the ways out; `limit` is the setting `max_document_chars`."""
+    return f"{characters:,} characters, over {limit_of} of {limit:,}: split it, or raise max_document_chars"
+
+
 class Link(NamedTuple):
     """A link in a text: the position of the first character of the linked words, and the title of the linked page."""
 

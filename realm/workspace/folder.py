@@ -71,11 +71,7 @@ class Workspace:
             InputError: there is no passage to read, the model has no span reader, the method is unknown, or the filter cannot
                 be used.
         """
-        found = self.answers(question, method=method, where=where).answers
-        if not found:
-            which = "" if where is None else f" that matches the filter {where}"
-            raise InputError(f"no answer: {self.folder / KB} has no passage to read{which}")
-        return found[0]
+        return self.answers(question, method=method, where=where).best(str(self.folder / KB), where)
 
     def answers(self, question: str, *, method: Method | None = None, where: str | None = None) -> Answers:
         """The best answers to a question, which have different texts, and all passages that were read.

@@ -17,6 +17,7 @@ from realm.documents.formats.markdown_dialects import as_commonmark
 from realm.documents.formats.pages import Heading, Page, page_in, page_record
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable
 from realm.errors import first_line
+from realm.text.corpus import over_limit
 
 
 class _Cell(NamedTuple):
@@ -41,8 +42,8 @@ def read(path: Path, limits: Limits) -> Iterator[Record]:
     if not cells:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no cells of Markdown or code")
     if (length := sum(len(cell.source) for cell in cells)) > 2 * limits.document_chars:
-        problem = f"{length:,} characters, over twice the limit of {limits.document_chars:,}"
-        raise Unreadable(path, Reason.TOO_LONG, f"{path}: {problem}: split it, or raise max_document_chars")
+        problem = over_limit(length, limits.document_chars, "twice the limit")
+        raise Unreadable(path, Reason.TOO_LONG, f"{path}: {problem}")
     front = FrontMatter()
     if not cells[0].is_code:
         front, rest = split_front_matter(cells[0].source)

@@ -10,6 +10,7 @@ from realm.documents.formats.markdown_dialects import as_commonmark
 from realm.documents.formats.pages import page_in, page_record
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
 from realm.documents.formats.titles import file_title
+from realm.text.corpus import over_limit
 
 
 def plain_text(path: Path, limits: Limits) -> Iterator[Record]:
@@ -35,12 +36,8 @@ def markdown(path: Path, limits: Limits) -> Iterator[Record]:
     source, assumed = whole(path, limits)
     # The parser needs half a gigabyte of memory for a megabyte of short lines.
     if len(source) > 2 * limits.document_chars:
-        raise Unreadable(
-            path,
-            Reason.TOO_LONG,
-            f"{path}: {len(source):,} characters, over twice the limit of {limits.document_chars:,}: split it, or raise "
-            "max_document_chars",
-        )
+        problem = over_limit(len(source), limits.document_chars, "twice the limit")
+        raise Unreadable(path, Reason.TOO_LONG, f"{path}: {problem}")
     front, source = split_front_matter(source)
     # Markdown is first converted to HTML, because Markdown may contain HTML. It is an article, so its asides are notes.
     article = MarkdownIt("commonmark").enable("table").render(as_commonmark(source))
