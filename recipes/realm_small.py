@@ -1,4 +1,4 @@
-"""Makes `package:realm-small` from public questions and texts, with the commands of `realm`.
+"""Makes `package:realm-small` from public questions and texts and made-up tables, with the commands of `realm`.
 
     python recipes/realm_small.py DATA OUT
 
@@ -55,12 +55,30 @@ CALIBRATED_BY = 200
 """Number of dev questions of SQuAD, and of qed, for the calibration. Questions without passages are not
 used: their answers come from other texts, so many right answers would count as wrong."""
 STEERED_BY = 200
-"""Number of dev questions of SQuAD, and of qed, that select the best step. The remaining dev questions are for measurements."""
+"""Number of dev questions of SQuAD, of qed, and about rows, that select the best step. The remaining dev questions of SQuAD and
+qed are for measurements."""
+TABLED = 0.75
+"""Weight of the reader `tabled` in the mean with the reader before, chosen among 0.25, 0.5, 0.75 and 1 by its dev questions."""
 
-READER = (
-    "--kb kb --train {}.jsonl --dev steering.jsonl --config realm-small --set passages=contrast --set reader_gradient=all "
-    "--set read={} --set steps={} --set batch_size={} --set learning_rate={} --set head_rate={}"
-)
+
+def reader(
+    train: str,
+    read: int,
+    steps: int,
+    batch: int,
+    rate: float,
+    head: float,
+    kb: str = "kb",
+    dev: str = "steering",
+) -> str:
+    """The options of `realm finetune` for a span reader that reads `read` passages of each question."""
+    return (
+        f"--kb {kb} --train {train}.jsonl --dev {dev}.jsonl --config realm-small --set passages=contrast "
+        f"--set reader_gradient=all --set read={read} --set steps={steps} --set batch_size={batch} "
+        f"--set learning_rate={rate} --set head_rate={head}"
+    )
+
+
 STAGES: tuple[tuple[str, str | Callable[[Path], None]], ...] = (
     ("kb", "kb build paragraphs.jsonl package:vital-articles --out kb --config realm-small"),
     ("start", "mlm --kb kb --out start --config realm-small --set steps=0"),
@@ -69,20 +87,41 @@ STAGES: tuple[tuple[str, str | Callable[[Path], None]], ...] = (
     # the best two passages without an answer, so that scores of different passages are comparable. This second part is done
     # twice: "contrast" is trained on the questions of SQuAD and qed, "asked" on fewer of these questions and on the questions
     # without passages. The mean of the two readers answers both kinds of questions.
-    ("gold", f"finetune --model start --out gold {READER.format('train', 1, 7000, 24, 1e-4, 1e-3)}"),
+    (
+        "gold",
+        f"finetune --model start --out gold {reader('train', 1, 7000, 24, 1e-4, 1e-3)}",
+    ),
     (
         "hits.jsonl",
         f"retrieve --kb kb --model start --questions pairs.jsonl --method hybrid --top-k {FIRST} --out hits.jsonl",
     ),
     ("asked.jsonl", lambda out: mix(out)),
-    ("contrast", f"finetune --model gold --out contrast {READER.format('train', 3, 1200, 12, 6e-5, 3e-4)}"),
+    (
+        "contrast",
+        f"finetune --model gold --out contrast {reader('train', 3, 1200, 12, 6e-5, 3e-4)}",
+    ),
     (
         "asked",
-        f"finetune --model gold --out asked --method hybrid {READER.format('asked', 3, 1500, 12, 6e-5, 3e-4)}",
+        f"finetune --model gold --out asked --method hybrid {reader('asked', 3, 1500, 12, 6e-5, 3e-4)}",
     ),
-    ("both", lambda out: average(out)),
+    ("both", lambda out: average(out, "contrast", "asked", 0.5, "both")),
+    # Then a reader learns to choose a cell of a row ("tabled"). The mean with the reader before keeps the usual boundaries of
+    # answers in prose.
+    ("row_questions.jsonl", lambda out: make_rows(out)),
+    ("tabled.jsonl", lambda out: mix_rows(out)),
+    (
+        "tables",
+        "kb build paragraphs.jsonl package:vital-articles rows.jsonl --out tables --config realm-small",
+    ),
+    ("tables/indexes", "index --kb tables --model both"),
+    (
+        "tabled",
+        "finetune --model both --out tabled --method hybrid "
+        + reader("tabled", 3, 1000, 12, 6e-5, 3e-4, kb="tables", dev="tabled_dev"),
+    ),
+    ("reading", lambda out: average(out, "both", "tabled", TABLED, "reading")),
     ("wiki", "kb build articles.jsonl --out wiki --config realm-small"),
-    ("filled", "mlm --kb wiki --init both --out filled --config realm-small"),
+    ("filled", "mlm --kb wiki --init reading --out filled --config realm-small"),
     (
         "calibrated.json",
         "calibrate --kb kb --model filled --questions calibration.jsonl --method hybrid --json",
@@ -177,19 +216,36 @@ def mix(out: Path) -> None:
     write(out / "asked.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(found, PAIR_COPIES)]))
 
 
-def average(out: Path) -> None:
-    """Makes a model with the mean weights of the span readers `contrast` and `asked` (a model soup: Wortsman et al. 2022)."""
-    contrast, asked = load_model(out / "contrast"), load_model(out / "asked")
-    assert contrast.span_reader is not None and asked.span_reader is not None
-    other = contrast.span_reader.state_dict()
-    asked.span_reader.load_state_dict(
+def make_rows(out: Path) -> None:
+    """Writes made-up rows of tables and questions about them."""
+    script = Path(__file__).with_name("table_questions.py")
+    subprocess.run([sys.executable, script, "kb", "rows.jsonl", "row_questions.jsonl"], cwd=out, check=True)
+
+
+def mix_rows(out: Path) -> None:
+    """Writes the training questions and the dev questions of `tabled`."""
+    asked = list(rows(out / "row_questions.jsonl"))
+    dev, train = asked[:STEERED_BY], asked[STEERED_BY:]
+    write(out / "tabled_dev.jsonl", shuffled([*rows(out / "steering.jsonl"), *dev]))
+    write(out / "tabled.jsonl", shuffled([*rows(out / "asked.jsonl"), *train]))
+
+
+def average(out: Path, first: str, second: str, share: float, mean: str) -> None:
+    """Makes the model `mean`, whose span reader has a weighted mean of the weights of two (a model soup: Wortsman et al. 2022).
+
+    The second reader has the weight `share`.
+    """
+    one, other = load_model(out / first), load_model(out / second)
+    assert one.span_reader is not None and other.span_reader is not None
+    weights = one.span_reader.state_dict()
+    other.span_reader.load_state_dict(
         {
-            name: (weight + other[name]) / 2 if weight.is_floating_point() else weight
-            for name, weight in asked.span_reader.state_dict().items()
+            name: share * weight + (1 - share) * weights[name] if weight.is_floating_point() else weight
+            for name, weight in other.span_reader.state_dict().items()
         }
     )
-    asked.stages = [*contrast.stages, asked.stages[-1]]
-    save_model(asked, out / "both")
+    other.stages = [*one.stages, other.stages[-1]]
+    save_model(other, out / mean)
 
 
 def copies(questions: Iterable[dict[str, Any]], count: int) -> list[dict[str, Any]]:

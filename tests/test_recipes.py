@@ -2,6 +2,7 @@
 
 import json
 import lzma
+import random
 import runpy
 import shlex
 import shutil
@@ -32,7 +33,7 @@ def load(name: str) -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(file), run_name="recipe"))
 
 
-RECIPE, MINI = load("realm_small"), load("realm_mini")
+RECIPE, MINI, ROWS = load("realm_small"), load("realm_mini"), load("table_questions")
 COMMANDS = [stage for _, stage in [*RECIPE.STAGES, *MINI.STAGES] if isinstance(stage, str)]
 
 
@@ -120,7 +121,7 @@ def test_questions_without_passages_are_read_where_a_passage_with_the_answer_was
     assert {int(name.split("-")[0]) for name in train if name != "q1"} == set(range(1, 40, 2))
 
 
-def test_the_mean_of_two_readers_has_the_mean_of_their_weights_and_the_stages_of_both(
+def test_the_mean_of_two_readers_has_the_weighted_mean_of_their_weights_and_the_stages_of_both(
     qa_folder, tmp_path: Path
 ) -> None:
     models = {name: load_model(qa_folder) for name in ("contrast", "asked")}
@@ -129,11 +130,59 @@ def test_the_mean_of_two_readers_has_the_mean_of_their_weights_and_the_stages_of
             model.span_reader.ends.weight += number
         model.stages = [{"stage": "mlm"}, {"stage": "finetune", "steps": number}]
         save_model(model, tmp_path / name)
-    RECIPE.average(tmp_path)
+    RECIPE.average(tmp_path, "contrast", "asked", 0.25, "both")
     both = load_model(tmp_path / "both")
-    torch.testing.assert_close(both.span_reader.ends.weight, models["contrast"].span_reader.ends.weight + 0.5)
+    torch.testing.assert_close(
+        both.span_reader.ends.weight, models["contrast"].span_reader.ends.weight + 0.25
+    )
     assert torch.equal(both.span_reader.ends.bias, models["asked"].span_reader.ends.bias)
     assert [stage.get("steps") for stage in both.stages] == [None, 0, 1]
+
+
+NAMES = {
+    label: [f"{label.capitalize()} {letter}" for letter in "ABCDEFGHIJKLMNOPQRST"]
+    for label in ("PERSON", "GPE", "ORG", "WORK_OF_ART", "EVENT", "PRODUCT", "FAC", "LOC")
+}
+
+
+@given(st.integers(0, 10**6))
+def test_a_question_about_a_made_up_table_has_its_answer_as_a_cell_of_one_row(seed: int) -> None:
+    generator = random.Random(seed)
+    table = ROWS.table("7", NAMES, generator)
+    asked = ROWS.question("7-0", table, generator)
+    for passage, row in zip(table.passages, table.cells, strict=True):
+        cells = dict(cell.split(": ", 1) for cell in passage["text"].removesuffix(".").split("; "))
+        assert sorted(cells) == sorted(table.headings) and sorted(cells.values()) == sorted(row)
+    if asked is None:
+        return
+    number = [passage["id"] for passage in table.passages].index(asked["passage_id"])
+    (answer,) = asked["answers"]
+    assert answer in table.cells[number]
+    named = [
+        n
+        for n, row in enumerate(table.cells)
+        if any(cell in asked["question"] for cell in row if cell != answer)
+    ]
+    assert number in named
+
+
+def test_names_in_made_up_tables_are_those_that_were_tagged(tiny_kb) -> None:
+    names = ROWS.names_of(tiny_kb, random.Random(0))
+    assert {(label, name) for label, all_of_it in names.items() for name in all_of_it} <= {
+        (label, passage.text[start:end]) for passage in tiny_kb for start, end, label in passage.spans
+    }
+    assert names
+
+
+def test_the_reader_of_rows_also_reads_prose_and_is_judged_by_other_rows(tmp_path: Path) -> None:
+    write(tmp_path / "row_questions.jsonl", [{**question(n, n), "id": f"row-{n}"} for n in range(250)])
+    write(tmp_path / "asked.jsonl", [{**question(n, n), "id": f"asked-{n}"} for n in range(30)])
+    write(tmp_path / "steering.jsonl", [{**question(n, n), "id": f"dev-{n}"} for n in range(20)])
+    RECIPE.mix_rows(tmp_path)
+    train, dev = (
+        {row["id"] for row in RECIPE.rows(tmp_path / f"{name}.jsonl")} for name in ("tabled", "tabled_dev")
+    )
+    assert len(train) == 80 and len(dev) == 220 and not train & dev
 
 
 def write(file: Path, rows: list[dict[str, Any]]) -> None:
@@ -161,7 +210,7 @@ def test_every_stage_uses_what_is_prepared_or_what_an_earlier_one_makes() -> Non
             if word in {"--kb", "--model", "--init", "--train", "--dev", "--questions"}
         }
         assert used <= there, stage
-        there.add(product)
+        there |= {product, "tabled_dev.jsonl"} if product == "tabled.jsonl" else {product}
 
 
 def test_encoder_of_the_mini_recipe_has_half_the_bits_and_names_its_text(tmp_path: Path) -> None:
