@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from realm.documents.formats.pages import DEEPEST, Heading, Page, PageError, read_page
+from realm.documents.formats.page_target import DEEPEST, PageError
+from realm.documents.formats.pages import Page, read_page
+from realm.documents.formats.sections import Heading
 
 
 @pytest.mark.parametrize("element", ["noscript", "button", "nav", "select", "svg", "textarea", "object"])

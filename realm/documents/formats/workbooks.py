@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.archives import archive, office_title
-from realm.documents.formats.pages import Heading, page_record
 from realm.documents.formats.records import (
     Limits,
     Reason,
@@ -24,6 +23,7 @@ from realm.documents.formats.records import (
     without_columns,
 )
 from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.sections import Heading, page_record
 from realm.documents.formats.tables import FIRST_ROWS, column_names, looks_like_a_row, resembles
 from realm.text.fields import FieldNames, json_value
 
