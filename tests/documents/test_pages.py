@@ -464,6 +464,14 @@ def test_program_code_keeps_its_indentation() -> None:
     assert read_page("a\x1fb<p>\x1f c").text == "a b\n\nc"
 
 
+def test_characters_that_html_does_not_allow_are_no_marks_of_headings_and_links() -> None:
+    words = "a \x039\x03 b \x024 c"
+    page = read_page(f"<title>{words}</title><p>{words}<a>{words}</a>")
+    assert page.title == "a 9 b 4 c" and not page.headings and not page.anchors
+    unclosed = read_page(f"<title>{words * 500}")
+    assert unclosed.text.startswith("a 9 b 4 c") and not unclosed.headings and not unclosed.anchors
+
+
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["a", "b c", "{}", "# d"])), min_size=1))
 def test_every_line_of_code_has_its_indentation(code: list[tuple[int, str]]) -> None:
     source = "\n".join(" " * indent + words for indent, words in code)

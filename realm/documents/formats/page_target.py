@@ -445,13 +445,13 @@ class PageTarget:
     def data(self, data: str) -> None:
         if self._left_out or self._open["unseen"]:
             return
+        data = without_marks(data)
         if self._open["title"]:
             if self._titles == 1 and not self._open["svg"]:
                 self.title.append(data)
             return
         if self._open["a"] and data.strip() in _PERMALINKS and (self._address or "").startswith("#"):
             return
-        data = without_marks(data)
         if data and not data.isspace():
             if self._paragraph_ended:
                 self._break()
