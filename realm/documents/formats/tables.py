@@ -27,7 +27,7 @@ from realm.documents.formats.records import (
     record,
     without_columns,
 )
-from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.rows import parts_of, sentence_of
 from realm.documents.formats.titles import file_title
 from realm.errors import first_line
 from realm.text.fields import FieldNames, read_value
@@ -117,33 +117,30 @@ def _as_documents(
     path: Path, heading: "_Heading", rows: Iterable[tuple[int, list[str]]], limits: Limits
 ) -> Iterator[Record | Unreadable]:
     """The records of numbered rows that are a sentence each: one record, or several if the sentences are too long for one."""
+    some = False
+    for part in parts_of(_sentences(path, heading, rows), limits.document_chars):
+        if isinstance(part, Unreadable):
+            yield part
+            continue
+        some = True
+        place = "" if part.is_whole else f":{part.first}-{part.last}"
+        yield Record(f"{path}{place}", file_title(path), part.text, f"{path.as_posix()}{place}")
+    if not some:
+        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
+
+
+def _sentences(
+    path: Path, heading: "_Heading", rows: Iterable[tuple[int, list[str]]]
+) -> Iterator[tuple[int, str] | Unreadable]:
+    """The sentences of numbered rows. The first begins with the lines above the headings."""
     above = list(heading.above)
-    part: list[str] = []
-    first = last = length = 0
-    is_whole = True
     for number, row in rows:
         cells = [" ".join(cell.split()) for cell in row]
         if len(row) != len(heading.names):
             yield _of_other_width(f"{path}:{number}", row, heading)
         elif any(cells):
-            sentence = "\n".join([*above, sentence_of(heading.columns, cells)])
+            yield number, "\n".join([*above, sentence_of(heading.columns, cells)])
             above.clear()
-            if part and length + len(sentence) > limits.document_chars:
-                yield _part(path, part, first, last)
-                part, length, is_whole = [], 0, False
-            first, last = first if part else number, number
-            part.append(sentence)
-            length += len(sentence) + 1
-    if not part:
-        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
-    whole = _part(path, part, first, last)
-    yield whole._replace(where=str(path), id=path.as_posix()) if is_whole else whole
-
-
-def _part(path: Path, sentences: Sequence[str], first: int, last: int) -> Record:
-    """The record of the rows in these lines of a file."""
-    place = f"{first}-{last}"
-    return Record(f"{path}:{place}", file_title(path), "\n".join(sentences), f"{path.as_posix()}:{place}")
 
 
 def _of_other_width(where: str, row: Sequence[str], heading: "_Heading") -> Unreadable:
