@@ -324,9 +324,11 @@ def looks_like_a_row(columns: Sequence[str]) -> bool:
 def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     """Whether cells of the first line have the form of all cells that are below them in `below`.
 
-    One such cell is enough if it is a date, an IP address or an e-mail address; otherwise, two are needed. Numbers that
-    increase from cell to cell, such as years, are no such cells, because they can be names of columns. A first line with words
-    above a column of numbers, dates or addresses has the names of the columns.
+    Two such cells are needed, but one is enough if it is a date, an IP address or an e-mail address. One number is enough if it
+    is above several numbers of its kind (whole, or with a decimal point) and the line has no empty cell. Numbers that increase
+    from cell to cell, and a single year, are no such cells, because they can be names of columns. Instead, a word that is twice
+    more in its column is enough. A first line with words above a column of numbers, dates or addresses has the names of the
+    columns.
 
     >>> resembles(["10.0.0.1", "web"], [["10.0.0.23", "db"]]), resembles(["Address", "Role"], [["10.0.0.1", "web"]])
     (True, False)
@@ -334,6 +336,8 @@ def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     (True, False)
     >>> resembles(["Country", "2", "4"], [["Spain", "7", "8"]]), resembles(["Plan 1", "Plan 2"], [["Plan 3", "Plan 4"]])
     (False, False)
+    >>> resembles(["web", "80"], [["db", "22"], ["ci", "9"]]), resembles(["Fan", "Oslo"], [["Lamp", "Oslo"], ["Desk", "Oslo"]])
+    (True, True)
     """
     forms = [_form(one) for one in columns]
     rows = [row for row in below if len(row) == len(columns)]
@@ -345,10 +349,25 @@ def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     if are_names:
         return False
     same = [form for form, others in zip(forms, forms_below, strict=True) if form and others == {form}]
-    if not _UNMISTAKABLE.isdisjoint(same):
+    if not _UNMISTAKABLE.isdisjoint(same) or _recurs(columns, forms, rows):
         return True
+    if same == ["number"] and all(map(str.strip, columns)):
+        place = forms.index("number")
+        cells = [row[place] for row in rows if row[place].strip()]
+        return len(cells) > 1 and len({"." in cell for cell in [columns[place], *cells]}) == 1
     increasing = _increasing(columns, forms)
     return sum(form not in increasing for form in same) > 1
+
+
+def _recurs(columns: Sequence[str], forms: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a word of the first line is in its column of two rows below. A row that repeats the whole line does not count."""
+    first = [cell.strip() for cell in columns]
+    below = [row for row in ([cell.strip() for cell in row] for row in rows) if row != first]
+    columns_below = zip(*below, strict=True) if below else [()] * len(first)
+    return any(
+        word and form not in ("year", "number") and cells.count(word) > 1
+        for word, form, cells in zip(first, forms, columns_below, strict=True)
+    )
 
 
 def _increasing(cells: Sequence[str], forms: Sequence[str]) -> set[str]:
