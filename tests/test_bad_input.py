@@ -321,6 +321,41 @@ def test_file_that_cannot_be_written_is_refused_before_the_work(refused, command
     refused(command, WRITES[command])
 
 
+MAKES = {
+    "kb build towns.jsonl": "--out",
+    "fit towns.jsonl": "--out",
+    "questions --kb kb": "--out",
+    "mlm --kb kb": "--out",
+    "ict --kb kb --init encoder": "--out",
+    "pretrain --kb kb --model encoder": "--out",
+    "adapt --kb kb --model encoder": "--out",
+    "finetune --kb kb --model encoder --train q.jsonl --dev q.jsonl": "--out",
+    "baseline drqa --kb kb --model encoder --train q.jsonl --dev q.jsonl": "--out",
+    "knn --kb kb --model encoder": "--out",
+    "convert encoder": "OUT",
+    "pull s3://bucket/kb": "FOLDER",
+    "compare tables": "--dir",
+    "demo": "--dir",
+}
+"""Command -> its argument that is a folder which the command makes."""
+
+
+@pytest.mark.parametrize("command", MAKES)
+def test_folder_that_cannot_be_made_is_refused_before_the_work(refused, command: str) -> None:
+    name = MAKES[command]
+    flag = name if name.startswith("-") else ""
+    says = f"{name} q.jsonl/new/x cannot be written: no file can be made in .*/q.jsonl: Not a directory"
+    refused(f"{command} {flag} q.jsonl/new/x", says)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_folder_on_a_file_system_without_new_files_is_refused_before_the_work(refused) -> None:
+    refused(
+        "kb build towns.jsonl --out /proc/new/kb",
+        "--out /proc/new/kb cannot be written: no file can be made in /proc: ",
+    )
+
+
 def test_a_report_that_was_written_into_the_folder_of_a_model_can_be_replaced(
     home, monkeypatch, capfd
 ) -> None:

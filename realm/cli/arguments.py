@@ -36,6 +36,8 @@ class Parser(argparse.ArgumentParser):
         """Whether --out cannot be an address on object storage."""
         self._written: list[str] = []
         """Names of the arguments that are files which the command writes."""
+        self._made: list[argparse.Action] = []
+        """Arguments that are folders which the command makes."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see `{self.prog} --help`)")
@@ -70,6 +72,10 @@ class Parser(argparse.ArgumentParser):
             self._take_workspace(found)
         for name in self._written:
             self._check_written(found, name)
+        for action in self._made:
+            place = getattr(found, action.dest)
+            if place is not None and not Path(place).exists():
+                _check_place(_name_of(action), Path(place))
         return found, rest
 
     def _refuse_empty(self, found: argparse.Namespace) -> None:
@@ -94,12 +100,7 @@ class Parser(argparse.ArgumentParser):
             raise InputError(f"{flag} {path} is a device or a pipe: give the path of a file")
         if path.exists() and (owner := _owner(Path(os.path.realpath(path)))):
             raise InputError(f"{flag} {path} is a part of {owner}: name another file")
-        folder = next(one for one in path.absolute().parents if one.exists())
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            refused = f"{flag} {path} cannot be written: {folder}: {error.strerror}"
-            raise InputError(refused + way_out(folder, error)) from error
+        _check_place(flag, path)
         for action in self._actions:
             other = getattr(found, action.dest, None)
             if action.metavar != "FILE" or action.dest == name or not isinstance(other, str):
@@ -206,7 +207,11 @@ class Parser(argparse.ArgumentParser):
     def add_out(self, what: str) -> None:
         """Adds --out, the file or folder that a command writes; `what` is the help text."""
         self._out_is_local = True
-        self.add_argument("--out", metavar="OUT", required=True, help=what)
+        self.makes(self.add_argument("--out", metavar="OUT", required=True, help=what))
+
+    def makes(self, argument: argparse.Action) -> None:
+        """Declares that an argument is a folder which the command makes, or which an earlier command made."""
+        self._made.append(argument)
 
     def add_sources(self, addresses: bool = True) -> None:
         """Adds SOURCE..., the documents that a command reads, and --strict. `addresses`: whether it reads remote files."""
@@ -282,6 +287,16 @@ class Parser(argparse.ArgumentParser):
             default=default,
             help=f"find passages by {ways} (default: {unnamed}){note}",
         )
+
+
+def _check_place(name: str, path: Path) -> None:
+    """Refuses the argument `name` if nothing can be made at its path, before the command has worked for hours."""
+    folder = next(one for one in path.absolute().parents if one.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        refused = f"{name} {path} cannot be written: no file can be made in {folder}: {error.strerror}"
+        raise InputError(refused + way_out(folder, error)) from error
 
 
 def _owner(file: Path) -> str:

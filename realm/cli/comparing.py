@@ -66,10 +66,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
             nargs="+",
             help="make only these rows (default: all rows); an unknown ROW prints all names",
         )
-        table.add_argument(
-            "--dir",
-            metavar="DIR",
-            help="folder for all files (default: the name of the command); compare and ablate can use the same folder",
+        table.makes(
+            table.add_argument(
+                "--dir",
+                metavar="DIR",
+                help="folder for all files (default: the name of the command); compare and ablate can use the same folder",
+            )
         )
         table.add_argument(
             "--jobs",

@@ -48,10 +48,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         help="published checkpoint: a folder, a hub name, or the prefix of TensorFlow files; if --encoder-of is given, or if "
         "--to is not realm: a model",
     )
-    convert.add_argument(
-        "out",
-        metavar="OUT",
-        help="new folder; an open-QA checkpoint is converted to the folders OUT/model and OUT/kb",
+    convert.makes(
+        convert.add_argument(
+            "out",
+            metavar="OUT",
+            help="new folder; an open-QA checkpoint is converted to the folders OUT/model and OUT/kb",
+        )
     )
     convert.add_argument(
         "--to",

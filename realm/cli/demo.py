@@ -33,10 +33,12 @@ def add_commands(commands: "Commands[Parser]") -> None:
         "with --from-text: train with three seeds, on two corpora, and with control runs; takes hours; the default of "
         "--config is demo-full",
     )
-    demo.add_argument(
-        "--dir",
-        metavar="DIR",
-        help="folder for all files of the demo (default: demo; with --from-text: demo-from-text; with --full: demo-full)",
+    demo.makes(
+        demo.add_argument(
+            "--dir",
+            metavar="DIR",
+            help="folder for all files of the demo (default: demo; with --from-text: demo-from-text; with --full: demo-full)",
+        )
     )
     demo.add_argument(
         "--questions",

@@ -50,8 +50,10 @@ def add_commands(commands: "Commands[Parser]") -> None:
         continues=True,
     )
     pull.add_argument("address", metavar="ADDRESS", help="address of the copy (s3:// or gs://)")
-    pull.add_argument(
-        "folder", metavar="FOLDER", help="folder to make, or folder that this command made earlier"
+    pull.makes(
+        pull.add_argument(
+            "folder", metavar="FOLDER", help="folder to make, or folder that this command made earlier"
+        )
     )
 
 

@@ -131,7 +131,7 @@ def record_of_json(*values: Any) -> Record:
 def _ended(path: Path, code: int) -> Unreadable:
     if code == -signal.SIGXCPU:
         return Unreadable(
-            path, Reason.TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time"
+            path, Reason.TOO_LONG, f"{path}: reading took over {MOST_SECONDS} s of processor time: split it"
         )
     how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     return Unreadable(
@@ -192,7 +192,7 @@ def main() -> None:
                 "unreadable", str(path), Reason.NOT_OPENED, f"{path}: {error.strerror or first_line(error)}"
             )
         except MemoryError:
-            message = f"{path}: reading takes over {MOST_MEMORY >> 30} GiB of memory"
+            message = f"{path}: reading takes over {MOST_MEMORY >> 30} GiB of memory: split it"
             answer("unreadable", str(path), Reason.TOO_LONG, message)
         except Exception as error:  # libraries raise errors of many classes
             message = f"{path} cannot be read ({shortened(first_line(error))})"

@@ -5,15 +5,18 @@ import random
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import xlsxwriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pptx import Presentation
 
 from realm.documents.formats import odt as odt_reader
 from realm.documents.formats import slides, workbooks
-from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.formats.records import Limits, Record
 from realm.documents.reading import ReadingReport, read_documents
 from realm.text.corpus import Annotations, Cut, split_document
 from tests.documents.test_damaged_files import damaged
@@ -303,11 +306,11 @@ def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path:
     zipped(tmp_path / "noise.odt", {"a.txt": "a"})
     (tmp_path / "noise.xls").write_bytes(random.Random(0).randbytes(1_000))
     (tmp_path / "noise.xlsx").write_bytes(b"PK" + random.Random(0).randbytes(1_000))
-    for name in ("towns.xlsx", "talk.pptx"):
+    for name, size in (("towns.xlsx", 257), ("talk.pptx", 65)):
         with zipfile.ZipFile(sound / name) as archive:
             parts: dict[str, Any] = {part: archive.read(part) for part in archive.namelist()}
         large = next(part for part in parts if part.endswith(("sheet1.xml", "slide1.xml")))
-        zipped(tmp_path / f"bomb_{name}", {**parts, large: b" " * (65 << 20)})
+        zipped(tmp_path / f"bomb_{name}", {**parts, large: b" " * (size << 20)})
         zipped(tmp_path / f"cut_{name}", {**parts, large: parts[large][:-30]})
     (tmp_path / "sound.txt").write_text("On the Ouse.")
     report = ReadingReport()
@@ -326,12 +329,41 @@ def test_files_that_cannot_be_read_are_left_out_by_reason(sound: Path, tmp_path:
     }
 
 
-def test_workbook_over_the_limit_says_what_can_be_done(sound: Path) -> None:
-    with pytest.raises(
-        Unreadable,
-        match=r"over the limit of 50: .* name the column of the text with text_field, split the workbook, or raise",
-    ):
-        list(workbooks.read(sound / "towns.xlsx", Limits(50)))
+def test_a_workbook_over_the_limit_is_several_documents(tmp_path: Path) -> None:
+    towns = [[f"Town {name}", "x" * 20] for name in "abc"]
+    file = workbook(
+        tmp_path / "towns.xlsx", {"North": [["Name", "Note"], *towns, []], "South": [["Ouse", "y" * 80]]}
+    )
+    report = ReadingReport()
+    documents = list(read_documents([str(file)], max_document_chars=80, report=report))
+    assert [(one.id, one.title, one.text) for one in documents] == [
+        (f"{file}:North:2-2", "towns", f"North\nName: Town a; Note: {'x' * 20}."),
+        (f"{file}:North:3-3", "towns", f"North\nName: Town b; Note: {'x' * 20}."),
+        (f"{file}:North:4-4", "towns", f"North\nName: Town c; Note: {'x' * 20}."),
+    ]
+    assert [(one.where, one.reason) for one in report.left_out] == [(f"{file}:South:1-1", "too long")]
+    (first, *_) = workbooks.read(file, Limits(80, headings=True))
+    assert isinstance(first, Record) and [one.title for one in first.sections] == ["towns > North"]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.text("ab", max_size=12), max_size=9), min_size=1, max_size=3), st.integers(1, 60))
+def test_the_documents_of_a_workbook_have_all_rows_in_order(sheets: list[list[str]], limit: int) -> None:
+    rows = {f"S{n}": [["name", "city"], *([one, "c"] for one in names)] for n, names in enumerate(sheets)}
+    with TemporaryDirectory() as folder:
+        file = workbook(Path(folder, "x.xlsx"), rows)
+        (whole,) = workbooks.read(file, Limits())
+        parts = list(workbooks.read(file, Limits(limit)))
+    assert isinstance(whole, Record)
+    found = [line for one in parts if isinstance(one, Record) for line in one.text.split("\n")]
+    expected = [line for line in whole.text.split("\n") if line]
+    names = set(rows) if len(rows) > 1 else set()
+    assert [one for one in found if one and one not in names] == [one for one in expected if one not in names]
+    for one in parts:
+        assert isinstance(one, Record)
+        assert (
+            len(one.text) <= limit or len([line for line in one.text.split("\n") if line not in names]) == 1
+        )
 
 
 def test_damaged_office_files_are_documents_or_left_out(tmp_path: Path, sound: Path) -> None:

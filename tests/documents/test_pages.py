@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from realm.documents.formats.pages import DEEPEST, Heading, Page, PageError, read_page
+from realm.documents.formats.page_target import DEEPEST, PageError
+from realm.documents.formats.pages import Page, read_page
+from realm.documents.formats.sections import Heading
 
 
 @pytest.mark.parametrize("element", ["noscript", "button", "nav", "select", "svg", "textarea", "object"])
@@ -460,6 +462,14 @@ def test_program_code_keeps_its_indentation() -> None:
     assert linked.text == "a\n  b" and linked.anchors[0].start == 4
     assert read_page(f"<pre>a\n{' ' * 1_000}b</pre>").text == f"a\n{' ' * 40}b"
     assert read_page("a\x1fb<p>\x1f c").text == "a b\n\nc"
+
+
+def test_characters_that_html_does_not_allow_are_no_marks_of_headings_and_links() -> None:
+    words = "a \x039\x03 b \x024 c"
+    page = read_page(f"<title>{words}</title><p>{words}<a>{words}</a>")
+    assert page.title == "a 9 b 4 c" and not page.headings and not page.anchors
+    unclosed = read_page(f"<title>{words * 500}")
+    assert unclosed.text.startswith("a 9 b 4 c") and not unclosed.headings and not unclosed.anchors
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(["a", "b c", "{}", "# d"])), min_size=1))

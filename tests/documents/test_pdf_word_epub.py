@@ -69,6 +69,25 @@ def test_divided_words_are_whole_again_and_hyphens_of_their_own_stay(tmp_path: P
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("end", "start", "joined"),
+    [
+        ("two-", "and three-storey", "two- and three-storey"),
+        ("2-", "and 3-storey", "2- and 3-storey"),
+        ("black-", "and-white", "black-and-white"),
+        ("Haupt-", "und Nebenrollen", "Haupt- und Nebenrollen"),
+        ("COVID-", "19", "COVID-19"),
+        ("state-of-the-", "art", "state-of-the-art"),
+    ],
+)
+def test_a_hyphen_that_divides_no_word_stays(end: str, start: str, joined: str, tmp_path: Path) -> None:
+    long = f"the bridge of the old town over the broad river was of course at last seen {end}"
+    others = (
+        "for hundreds of years; and of the art of state, of the COVID and the state-of-the-art of the town"
+    )
+    assert f"seen {joined} for" in pdf_text(rows(tmp_path / "a.pdf", long, f"{start} {others}."))
+
+
 def test_rows_of_a_form_and_of_an_address_stay_rows(tmp_path: Path) -> None:
     form = [
         "Customer: Tidewater Logistics AS",
@@ -216,10 +235,13 @@ def test_a_word_that_is_divided_in_a_cell_is_joined_and_ends_no_sentence() -> No
         row(90, (0, "Town"), (100, "Note")),
         row(78, (0, "Arden"), (100, "oxy"), divided=True),
         row(66, (100, "gen")),
-        row(54, (0, "Kelso"), (100, "wa"), divided=True),
+        row(54, (0, "Ayr"), (100, "two"), divided=True),
+        row(42, (100, "and three-storey")),
+        row(30, (0, "Kelso"), (100, "wa"), divided=True),
     ]
-    assert pages._joined([pages._with_tables([*rows, row(42, (0, "ter runs there."))])]).split("\n\n") == [
+    assert pages._joined([pages._with_tables([*rows, row(18, (0, "ter runs there."))])]).split("\n\n") == [
         "Town: Arden; Note: oxygen.",
+        "Town: Ayr; Note: two- and three-storey.",
         "Town: Kelso; Note: wa.",
         "ter runs there.",
     ]

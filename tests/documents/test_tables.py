@@ -172,6 +172,34 @@ def test_a_first_line_in_the_form_of_the_lines_below_it_is_a_row(
     assert [one.text for one in read_documents([str(tmp_path)])] == [text] * 2
 
 
+HEADLESS = [
+    "web01,8080,Oslo\nweb02,8443,Bergen\ndb01,5432,Rome\n",
+    "Lamp,9.90\nDesk,120.00\nChair,75.50\n",
+    "Fan,Oslo\nLamp,Bergen\nDesk,Oslo\nChair,Oslo\n",
+]
+WITH_HEADINGS = [
+    "host,port,city\nweb,80,Oslo\ndb,22,Rome\n",
+    "model,10\nBERT,55.1\nGPT,60.2\n",
+    "country,2020\nFrance,1988\nSpain,1990\n",
+    ",0,city\na,5,Oslo\nb,7,Rome\n",
+    "name,type\nid,whole number\nname,words\n",
+    "town,river\nArden,Ouse\ntown,river\nHalden,Velka\ntown,river\nBremen,Weser\n",
+]
+
+
+@pytest.mark.parametrize("rows", HEADLESS)
+def test_a_first_row_with_a_number_or_a_word_of_the_rows_below_is_data(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(rows)
+    assert read(tmp_path / "x.csv")[0]["x"].split("\n")[0] == rows.split("\n")[0].replace(",", "; ") + "."
+
+
+@pytest.mark.parametrize("rows", WITH_HEADINGS)
+def test_a_first_row_that_can_have_names_of_columns_has_them(rows: str, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text(rows)
+    name = rows.split("\n")[0].split(",")[1]
+    assert all(f"; {name}: " in line for line in read(tmp_path / "x.csv")[0]["x"].split("\n"))
+
+
 @pytest.mark.parametrize(
     "above",
     ["Hosts in May\n\n", "Hosts in May;;\n", "Hosts in May; ;\n", "# Hosts in May\n", "# Hosts; in May\n"],

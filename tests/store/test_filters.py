@@ -107,6 +107,16 @@ WRONG = [
         for number in ("1e30", "1.5", "9223372036854775808", "-9223372036854775808")
     ),
     ("1 = 1", "it has no field"),
+    (
+        "id = 'd3' or 1=1",
+        "cannot be used: its part '1=1' has no field: write a condition such as year >= 2020; the fields are id",
+    ),
+    ("(true) or id = 'd3'", "its part 'true' has no field"),
+    ("year = 2000 or (source = 'a' and not (2 > 1))", "its part 'not [(]2 > 1' has no field"),
+    ("year between 1 and 2 and 3", "its part '3' has no field"),
+    ("year = 2019 or 2020", "its part '2020' has no field"),
+    ("year = 2019 or", "it is not a complete condition"),
+    ("year = 2019 or number", "one side of or is not a condition, such as year >= 2020;"),
     ("year", "it is not a condition"),
     ("nothing = 1", "nothing is not a field; the fields are id .text., title .text., year .whole number."),
     ("text = 'a'", "text is not a field"),

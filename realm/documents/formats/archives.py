@@ -21,8 +21,10 @@ _MOST_PARTS = 100_000
 
 
 @contextmanager
-def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
-    """An archive whose markup decompresses to at most `limits.file_bytes`. `kind` is the name of the format in messages.
+def archive(path: Path, limits: Limits, kind: str, most: int = 0) -> Iterator[zipfile.ZipFile]:
+    """An archive whose markup decompresses to at most `limits.file_bytes`, or to `most` bytes if these are more.
+
+    `kind` is the name of the format in messages.
 
     Pictures and sounds in the archive may be larger, because they are not read.
 
@@ -37,7 +39,7 @@ def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
         raise Unreadable(path, Reason.DAMAGED, f"{path} has an older Microsoft format: save it as {kind}")
     try:
         with zipfile.ZipFile(path) as parts:
-            _check(path, parts, limits)
+            _check(path, parts, max(limits.file_bytes, most))
             yield parts
     except (zipfile.BadZipFile, EOFError, NotImplementedError) as error:
         raise Unreadable(
@@ -45,7 +47,7 @@ def archive(path: Path, limits: Limits, kind: str) -> Iterator[zipfile.ZipFile]:
         ) from None
 
 
-def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
+def _check(path: Path, archive: zipfile.ZipFile, most: int) -> None:
     parts = archive.infolist()
     if len(parts) > _MOST_PARTS:
         raise Unreadable(
@@ -60,11 +62,11 @@ def _check(path: Path, archive: zipfile.ZipFile, limits: Limits) -> None:
                 path, Reason.DAMAGED, f"{path}: a part is compressed by a method other than deflate"
             )
     size = sum(one.file_size for one in markup)
-    if size > limits.file_bytes:
+    if size > most:
         raise Unreadable(
             path,
             Reason.TOO_LONG,
-            f"{path}: {size:,} bytes of markup, over the limit of {limits.file_bytes:,}: split it",
+            f"{path}: {size:,} bytes of markup, over the limit of {most:,}: split it",
         )
 
 

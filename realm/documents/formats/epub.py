@@ -14,8 +14,9 @@ from urllib.parse import unquote
 
 from realm.documents.formats.archives import archive, xml_part
 from realm.documents.formats.encodings import declared_encoding, decode
-from realm.documents.formats.pages import Heading, page_record, read_page
+from realm.documents.formats.pages import read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.sections import Heading, page_record
 from realm.documents.formats.titles import sensible_title
 
 _CONTAINER, _ENCRYPTION = "META-INF/container.xml", "META-INF/encryption.xml"

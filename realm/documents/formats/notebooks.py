@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import FrontMatter, split_front_matter
 from realm.documents.formats.markdown_dialects import as_commonmark
-from realm.documents.formats.pages import Heading, Page, page_in, page_record
+from realm.documents.formats.pages import Page, page_in
 from realm.documents.formats.records import SURROGATE, Limits, Reason, Record, Unreadable
+from realm.documents.formats.sections import Heading, page_record
 from realm.errors import first_line
 from realm.text.corpus import over_limit
 

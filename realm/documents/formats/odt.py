@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.archives import archive, office_title, xml_part
-from realm.documents.formats.pages import page_record, read_page
+from realm.documents.formats.pages import read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.sections import page_record
 
 _OFFICE = "{urn:oasis:names:tc:opendocument:xmlns:office:1.0}"
 _TABLE = "{urn:oasis:names:tc:opendocument:xmlns:table:1.0}"

@@ -13,14 +13,14 @@ import ctypes
 import math
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from realm.documents.formats.hyphens import hyphen, words_of
+from realm.documents.formats.hyphens import CONJUNCTIONS, halves, hyphen, words_of
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
 from realm.documents.formats.rows import names_columns, sentence_of
 from realm.documents.formats.titles import file_title, sensible_title
@@ -346,7 +346,7 @@ def _table(rows: Sequence[Row], start: int) -> tuple[int, list[Row]]:
         cells = _cells(row, columns)
         if lines and not cells[0]:
             lines[-1] = [
-                a + ("" if divided == place else " ") + b if a and b else a + b
+                a + (hyphen(*halves(a, b), Counter()) if divided == place else " ") + b if a and b else a + b
                 for place, (a, b) in enumerate(zip(lines[-1], cells, strict=True))
             ]
         else:
@@ -414,9 +414,7 @@ def _joined(pages: Sequence[Sequence[Row]]) -> str:
         for number, row in enumerate(page):
             text = row.text
             if before is not None and before.divided:
-                head = re.search(r"[^\W\d_]+\Z", parts[-1])
-                tail = re.match(r"[^\W\d_]+", text)
-                parts.append(hyphen(head[0] if head else "", tail[0] if tail else "", words))
+                parts.append(hyphen(*halves(before.text, text), words))
             elif before is not None:
                 between = _between(before, row, number == 0, pitch, margins)
                 parts.append("\n" if between == " " and number in lists else between)
@@ -434,7 +432,7 @@ def _between(before: Row, row: Row, new_page: bool, pitch: float, margins: dict[
     goes_on = row.text[0].islower()
     ended = before.text.endswith(_ENDS)
     if before.text.endswith("-") and goes_on:
-        return ""
+        return " " if halves(before.text, row.text)[1] in CONJUNCTIONS else ""
     if (
         abs(row.size - before.size) > 0.12 * size
         or _BULLET.match(row.text)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.encodings import decode, without_text
-from realm.documents.formats.pages import page_record, read_page
+from realm.documents.formats.pages import read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
+from realm.documents.formats.sections import page_record
 
 _SETTINGS = {
     "_disable_config": True,  # docutils.conf in the current folder

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.archives import archive, office_title, xml_part
-from realm.documents.formats.pages import Heading, page_record
 from realm.documents.formats.records import Limits, Record
 from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.sections import Heading, page_record
 
 _SHAPES = "{http://schemas.openxmlformats.org/presentationml/2006/main}"
 _TEXT = "{http://schemas.openxmlformats.org/drawingml/2006/main}"

@@ -27,7 +27,7 @@ from realm.documents.formats.records import (
     record,
     without_columns,
 )
-from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.rows import parts_of, sentence_of
 from realm.documents.formats.titles import file_title
 from realm.errors import first_line
 from realm.text.fields import FieldNames, read_value
@@ -117,33 +117,30 @@ def _as_documents(
     path: Path, heading: "_Heading", rows: Iterable[tuple[int, list[str]]], limits: Limits
 ) -> Iterator[Record | Unreadable]:
     """The records of numbered rows that are a sentence each: one record, or several if the sentences are too long for one."""
+    some = False
+    for part in parts_of(_sentences(path, heading, rows), limits.document_chars):
+        if isinstance(part, Unreadable):
+            yield part
+            continue
+        some = True
+        place = "" if part.is_whole else f":{part.first}-{part.last}"
+        yield Record(f"{path}{place}", file_title(path), part.text, f"{path.as_posix()}{place}")
+    if not some:
+        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
+
+
+def _sentences(
+    path: Path, heading: "_Heading", rows: Iterable[tuple[int, list[str]]]
+) -> Iterator[tuple[int, str] | Unreadable]:
+    """The sentences of numbered rows. The first begins with the lines above the headings."""
     above = list(heading.above)
-    part: list[str] = []
-    first = last = length = 0
-    is_whole = True
     for number, row in rows:
         cells = [" ".join(cell.split()) for cell in row]
         if len(row) != len(heading.names):
             yield _of_other_width(f"{path}:{number}", row, heading)
         elif any(cells):
-            sentence = "\n".join([*above, sentence_of(heading.columns, cells)])
+            yield number, "\n".join([*above, sentence_of(heading.columns, cells)])
             above.clear()
-            if part and length + len(sentence) > limits.document_chars:
-                yield _part(path, part, first, last)
-                part, length, is_whole = [], 0, False
-            first, last = first if part else number, number
-            part.append(sentence)
-            length += len(sentence) + 1
-    if not part:
-        raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
-    whole = _part(path, part, first, last)
-    yield whole._replace(where=str(path), id=path.as_posix()) if is_whole else whole
-
-
-def _part(path: Path, sentences: Sequence[str], first: int, last: int) -> Record:
-    """The record of the rows in these lines of a file."""
-    place = f"{first}-{last}"
-    return Record(f"{path}:{place}", file_title(path), "\n".join(sentences), f"{path.as_posix()}:{place}")
 
 
 def _of_other_width(where: str, row: Sequence[str], heading: "_Heading") -> Unreadable:
@@ -327,9 +324,11 @@ def looks_like_a_row(columns: Sequence[str]) -> bool:
 def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     """Whether cells of the first line have the form of all cells that are below them in `below`.
 
-    One such cell is enough if it is a date, an IP address or an e-mail address; otherwise, two are needed. Numbers that
-    increase from cell to cell, such as years, are no such cells, because they can be names of columns. A first line with words
-    above a column of numbers, dates or addresses has the names of the columns.
+    Two such cells are needed, but one is enough if it is a date, an IP address or an e-mail address. One number is enough if it
+    is above several numbers of its kind (whole, or with a decimal point) and the line has no empty cell. Numbers that increase
+    from cell to cell, and a single year, are no such cells, because they can be names of columns. Instead, a word that is twice
+    more in its column is enough. A first line with words above a column of numbers, dates or addresses has the names of the
+    columns.
 
     >>> resembles(["10.0.0.1", "web"], [["10.0.0.23", "db"]]), resembles(["Address", "Role"], [["10.0.0.1", "web"]])
     (True, False)
@@ -337,6 +336,8 @@ def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     (True, False)
     >>> resembles(["Country", "2", "4"], [["Spain", "7", "8"]]), resembles(["Plan 1", "Plan 2"], [["Plan 3", "Plan 4"]])
     (False, False)
+    >>> resembles(["web", "80"], [["db", "22"], ["ci", "9"]]), resembles(["Fan", "Oslo"], [["Lamp", "Oslo"], ["Desk", "Oslo"]])
+    (True, True)
     """
     forms = [_form(one) for one in columns]
     rows = [row for row in below if len(row) == len(columns)]
@@ -348,10 +349,25 @@ def resembles(columns: Sequence[str], below: Sequence[Sequence[str]]) -> bool:
     if are_names:
         return False
     same = [form for form, others in zip(forms, forms_below, strict=True) if form and others == {form}]
-    if not _UNMISTAKABLE.isdisjoint(same):
+    if not _UNMISTAKABLE.isdisjoint(same) or _recurs(columns, forms, rows):
         return True
+    if same == ["number"] and all(map(str.strip, columns)):
+        place = forms.index("number")
+        cells = [row[place] for row in rows if row[place].strip()]
+        return len(cells) > 1 and len({"." in cell for cell in [columns[place], *cells]}) == 1
     increasing = _increasing(columns, forms)
     return sum(form not in increasing for form in same) > 1
+
+
+def _recurs(columns: Sequence[str], forms: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a word of the first line is in its column of two rows below. A row that repeats the whole line does not count."""
+    first = [cell.strip() for cell in columns]
+    below = [row for row in ([cell.strip() for cell in row] for row in rows) if row != first]
+    columns_below = zip(*below, strict=True) if below else [()] * len(first)
+    return any(
+        word and form not in ("year", "number") and cells.count(word) > 1
+        for word, form, cells in zip(first, forms, columns_below, strict=True)
+    )
 
 
 def _increasing(cells: Sequence[str], forms: Sequence[str]) -> set[str]:

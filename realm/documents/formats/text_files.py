@@ -7,8 +7,9 @@ from realm.documents.formats.encodings import whole
 from realm.documents.formats.front_matter import split_front_matter
 from realm.documents.formats.hyphens import with_whole_words
 from realm.documents.formats.markdown_dialects import as_commonmark
-from realm.documents.formats.pages import page_in, page_record
+from realm.documents.formats.pages import page_in
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.sections import page_record
 from realm.documents.formats.titles import file_title
 from realm.text.corpus import over_limit
 

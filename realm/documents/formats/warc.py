@@ -5,7 +5,8 @@ from pathlib import Path
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import declared_encoding, decode
-from realm.documents.formats.pages import PageError, read_page
+from realm.documents.formats.page_target import PageError
+from realm.documents.formats.pages import read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.errors import first_line
 from realm.progress import counted

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.archives import archive, office_title
-from realm.documents.formats.pages import page_record, read_page
+from realm.documents.formats.pages import read_page
 from realm.documents.formats.records import Limits, Reason, Record, Unreadable, need
 from realm.documents.formats.rows import names_columns
+from realm.documents.formats.sections import page_record
 
 _STYLES = "\n".join(
     [

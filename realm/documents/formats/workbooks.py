@@ -1,7 +1,7 @@
 """Workbooks (.xlsx, .xls, .ods): the rows of their visible sheets as text. calamine reads the cells.
 
 A sheet with a column "text" is a record per row, as such a CSV file, without a title above the headings. The other sheets are
-one record, in which each row is a sentence.
+one record, in which each row is a sentence, or several records if they are long.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.formats.archives import archive, office_title
-from realm.documents.formats.pages import Heading, page_record
 from realm.documents.formats.records import (
     Limits,
     Reason,
@@ -23,9 +22,13 @@ from realm.documents.formats.records import (
     record,
     without_columns,
 )
-from realm.documents.formats.rows import sentence_of
+from realm.documents.formats.rows import parts_of, sentence_of
+from realm.documents.formats.sections import Heading, page_record
 from realm.documents.formats.tables import FIRST_ROWS, column_names, looks_like_a_row, resembles
 from realm.text.fields import FieldNames, json_value
+
+_MOST_MARKUP = 256 << 20
+"""Most bytes of markup. The cells of a workbook need up to four times as many bytes of memory."""
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
@@ -35,7 +38,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
 
     title = ""
     if path.suffix.lower() != ".xls":  # the other two are ZIP archives
-        with archive(path, limits, path.suffix.lower()) as parts:
+        with archive(path, limits, path.suffix.lower(), _MOST_MARKUP) as parts:
             title = office_title(parts)
     try:
         with calamine.CalamineWorkbook.from_path(path) as workbook:
@@ -47,7 +50,7 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             ]
     except calamine.PasswordError:
         raise Unreadable(path, Reason.ENCRYPTED, f"{path} is encrypted: save it without a password") from None
-    blocks: list[tuple[str, list[str]]] = []
+    others: list[tuple[str, list[tuple[int, str]]]] = []
     some = False
     for name, rows in sheets:
         filled = [(number, row) for number, row in enumerate(rows, 1) if any(cell != "" for cell in row)]
@@ -63,9 +66,9 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
             some = True
             yield without_columns(f"{path}:{name}", missing, columns)
         elif lines := list(_lines([[_text(cell) for cell in row] for _, row in filled])):
-            blocks.append((name, lines))
-    if blocks:
-        yield _document(path, title, blocks, limits)
+            others.append((name, [(filled[place][0], line) for place, line in lines]))
+    if others:
+        yield from _documents(path, title, others, limits)
     elif not some:
         raise Unreadable(path, Reason.NO_TEXT, f"{path} has no row that can be read")
 
@@ -80,26 +83,39 @@ def _headings(rows: Sequence[Sequence[Any]], names: FieldNames) -> tuple[int, li
     return next((one for one in found if not missing_names(one[1], names)), found[-1])
 
 
-def _document(path: Path, title: str, blocks: Sequence[tuple[str, list[str]]], limits: Limits) -> Record:
-    """The record of all sheets, with the name of each sheet as a heading if there are several."""
+def _documents(
+    path: Path, title: str, sheets: Sequence[tuple[str, list[tuple[int, str]]]], limits: Limits
+) -> Iterator[Record]:
+    """The records of sheets with numbered lines: one record, or one or several for each sheet if one would be too long."""
+    named = len(sheets) > 1
+    texts = [(name, "\n".join(line for _, line in lines)) for name, lines in sheets]
+    whole = _document(path, title, texts, named, limits)
+    if len(whole.text) <= limits.document_chars:
+        yield whole
+        return
+    for name, lines in sheets:
+        for part in parts_of(lines, limits.document_chars - (len(name) + 1 if named else 0)):
+            place = f":{name}:{part.first}-{part.last}"
+            found = _document(path, title, [(name, part.text)], named, limits)
+            yield found._replace(where=f"{path}{place}", id=f"{path.as_posix()}{place}")
+
+
+def _document(
+    path: Path, title: str, sheets: Sequence[tuple[str, str]], named: bool, limits: Limits
+) -> Record:
+    """The record of the texts of sheets. If they are `named`, the name of each sheet is a heading."""
     text, headings = "", []
-    for name, lines in blocks:
+    for name, lines in sheets:
         text += "\n\n" if text else ""
-        if len(blocks) > 1:
+        if named:
             headings.append(Heading(len(text), 1, name))
             text += f"{name}\n"
-        text += "\n".join(lines)
-    if len(text) > limits.document_chars:
-        message = (
-            f"{len(text):,} characters, over the limit of {limits.document_chars:,}: without a column text, a workbook is one "
-            "document: name the column of the text with text_field, split the workbook, or raise max_document_chars"
-        )
-        raise Unreadable(path, Reason.TOO_LONG, f"{path}: {message}")
+        text += lines
     return page_record(path, title, text, headings=headings if limits.headings else ())
 
 
-def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """The rows of a sheet as sentences; no row is empty.
+def _lines(rows: Sequence[Sequence[str]]) -> Iterator[tuple[int, str]]:
+    """The rows of a sheet as sentences, with their places in `rows`; no row is empty.
 
     Rows with a single cell above the row of headings are text, such as the title of a table. So is every row, if the sheet has
     one column. A row that resembles those below it is data, and ends the search for headings.
@@ -112,14 +128,14 @@ def _lines(rows: Sequence[Sequence[str]]) -> Iterator[str]:
             names = [""] * len(cells)
         if len(cells) == 1 or (names is None and len(filled) == 1):
             said = True
-            yield filled[0]
+            yield place, filled[0]
         elif names is None and not looks_like_a_row(cells):
             names = cells
         else:
             said = True
-            yield sentence_of(names or [""] * len(cells), cells)
+            yield place, sentence_of(names or [""] * len(cells), cells)
     if names is not None and not said:  # a sheet of one row
-        yield sentence_of([""] * len(names), names)
+        yield 0, sentence_of([""] * len(names), names)
 
 
 def _values(columns: Sequence[str], row: Sequence[Any], names: FieldNames) -> dict[str, Any]:

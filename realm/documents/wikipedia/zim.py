@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from realm.documents.formats.pages import Anchor, PageError, read_page
+from realm.documents.formats.page_target import PageError
+from realm.documents.formats.pages import Anchor, read_page
 from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable, need
 from realm.documents.formats.titles import without_title
 from realm.documents.wikipedia.titles import MOST_REDIRECTS, not_an_article

@@ -64,14 +64,15 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     """The filter as an expression over the columns of the table.
 
     Raises:
-        FilterError: the filter is too long or too deep, or has an unknown name, a word that filters do not have, or a value of
-            a wrong kind.
+        FilterError: the filter is too long or too deep, or has an unknown name, a word that filters do not have, a condition
+            without a field, or a value of a wrong kind.
     """
     if len(where) > LONGEST_FILTER:
         raise FilterError(f"the filter has {len(where)} characters, the limit is {LONGEST_FILTER}")
     columns = _columns(kinds)
     found: list[str] = []
-    place, depth, has_column = 0, 0, False
+    place, depth = 0, 0
+    begin, has_column = 0, False  # of this condition
     compared: _Column | None = None  # the last field of this comparison
     while where[place:].strip():
         token = _TOKEN.match(where, place)
@@ -88,7 +89,9 @@ def filter_sql(where: str, kinds: Kinds) -> str:
             case "name" if value.lower() in _WORDS:
                 found.append(value.lower())
                 if value.lower() in ("and", "or") and "between" not in found[-4:]:
-                    compared = None
+                    if not has_column:
+                        _refuse_constant(where[begin : token.start()], where, kinds)
+                    compared, begin, has_column = None, place, False
             case "name" if value.lower() in ("date", "timestamp") and _TEXT_FOLLOWS.match(where, place):
                 # A time with a date becomes a time: Lance would compare both in nanoseconds, which end in the year 2262.
                 if compared is None or compared.kind != "time" or not _DATE_FOLLOWS.match(where, place):
@@ -113,8 +116,17 @@ def filter_sql(where: str, kinds: Kinds) -> str:
                     raise refused(where, f"more than {DEEPEST} parentheses are open at one place", kinds)
                 found.append(value)
     if not has_column:
-        raise refused(where, "it has no field", kinds)
+        _refuse_constant(where[begin:], where, kinds)
     return f"({' '.join(found)})"  # without the parentheses, Lance would ignore what follows a complete condition
+
+
+def _refuse_constant(condition: str, where: str, kinds: Kinds) -> None:
+    """Refuses a condition without a field, which is the same for all documents. Lance refuses an empty part of a filter."""
+    if condition == where:
+        raise refused(where, "it has no field", kinds)
+    if part := condition.strip(" ()"):
+        why = f"its part {shortened(part)!r} has no field: write a condition such as year >= 2020"
+        raise refused(where, why, kinds)
 
 
 def _unknown(name: str, rest: str, compared: _Column | None, before: Sequence[str]) -> str:
@@ -214,6 +226,8 @@ def explained(problem: str) -> str:
         return f"{expected} was expected before {there}"
     if "is not supported SQL" in problem:
         return "it is not a condition, such as year >= 2020"
+    if sides := _SIDES.search(problem):
+        return f"one side of {sides[1].lower()} is not a condition, such as year >= 2020"
     if _TOO_FAR.search(problem):
         return "dates can be compared with times only from the year 1678 to 2261"
     return problem
@@ -221,6 +235,7 @@ def explained(problem: str) -> str:
 
 _TYPED = re.compile(rf"`([^`]*):(?:{'|'.join(KIND_NAMES)})`")
 _EXPECTED = re.compile(r"sql parser error: Expected: (.*), found: (.*)\)")
+_SIDES = re.compile(r"logical boolean operation \w+ (AND|OR) \w+")
 _TOO_FAR = re.compile("Arithmetic overflow|Cannot cast Date32 value")
 CANNOT_CAST = re.compile(f"Cast error|Parser error|Invalid string/binary operation|{_TOO_FAR.pattern}")
 """Occurs in the message of Lance if a filter cannot convert or compare a value of a passage."""
