@@ -11,6 +11,11 @@ TOWNS = {
     "Dunmoor": "Dunmoor is known for its glass. The lighthouse of Dunmoor was built by Peter Ashgrove and opened in 1871.",
     "Quillby": "Quillby was the first town of the valley with a railway. Its mayor is Ruth Tamsin, who was elected in 2019.",
 }
+FERRIES = """Ferry,Captain,Length (m),Built,Next inspection
+Heron,Ada Lindqvist,31.5,1998,2027-03-14
+Gannet,Bo Maier,44.2,2006,2026-11-02
+Plover,Cem Arslan,28,1987,2028-06-30
+"""
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +23,7 @@ def towns(tmp_path_factory) -> Workspace:
     folder = tmp_path_factory.mktemp("small")
     for title, text in TOWNS.items():
         (folder / f"{title}.txt").write_text(text)
+    (folder / "Ferries.csv").write_text(FERRIES)
     return realm.fit(
         [folder], folder / "made" / "towns", config=FitConfig(minutes=0, tagger="rules", device="cpu")
     )
@@ -30,6 +36,10 @@ def towns(tmp_path_factory) -> Workspace:
         ("when was the lighthouse of Dunmoor opened?", {"1871"}),
         ("who is the mayor of Quillby?", {"Ruth Tamsin"}),
         ("how many people live in Arvelle?", {"5,200", "About 5,200"}),
+        ("who is the captain of the Gannet?", {"Bo Maier"}),
+        ("how long is the Heron?", {"31.5"}),
+        ("when is the next inspection of the Plover?", {"2028-06-30"}),
+        ("which ferry has Ada Lindqvist as captain?", {"Heron"}),
     ],
 )
 def test_it_answers_from_documents_that_it_never_saw(towns, question: str, answers: set[str]) -> None:
