@@ -18,6 +18,8 @@ from realm.errors import InputError
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
 
+pytestmark = pytest.mark.usefixtures("one_child")
+
 TABLE = pa.table({"title": ["A", "B", "C"], "text": ["One.", "Two.", "Three."]})
 
 

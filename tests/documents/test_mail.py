@@ -17,6 +17,8 @@ from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
 
+pytestmark = pytest.mark.usefixtures("one_child")
+
 
 def read(path: Path) -> Document:
     (found,) = read_documents([str(path)])
