@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,6 +24,7 @@ from realm.environment import usable_cores
 from realm.errors import RealmError
 from realm.orphans import end_when_orphaned
 from realm.refusals import OwnWork, Refused
+from realm.worker_threads import WorkerThreads
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -97,12 +98,12 @@ def map_in_processes(
     pending: deque[_Entry[Item, Result]] = deque()
     # A thread waits for each process, because a `ProcessPoolExecutor` whose processes were killed can wait forever (CPython
     # issue 94777).
-    threads = ThreadPoolExecutor(processes, "processes")
+    threads = WorkerThreads(processes, "processes")
     try:
         for number, item in enumerate(until_an_error()):
             pending.append(_Entry(number, item))
             if own is None or not own.only(item):
-                threads.submit(received, pending[-1])
+                threads.submit(partial(received, pending[-1]))
             if len(pending) > 2 * processes:
                 yield from results(pending[0])
                 pending.popleft()
@@ -115,7 +116,7 @@ def map_in_processes(
         shared.close()
         for process, _ in workers:
             process.kill()  # the current results of the process are not needed
-        threads.shutdown(cancel_futures=True)
+        threads.close()
         for process, connection in workers:
             process.join()
             connection.close()
@@ -172,7 +173,9 @@ class _Shared:
     """What the threads share: the processes without work, and the order in which the items get them."""
 
     def __init__(self, connections: list[Connection]):
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        """Taken without the condition, whose lock Ctrl-C could leave taken (`realm.worker_threads`)."""
+        self._changed = threading.Condition(self._lock)
         self._idle = connections.copy()
         self._alive = len(connections)
         self._asking: set[int] = set()
@@ -183,20 +186,20 @@ class _Shared:
 
     def results(self, entry: _Entry[Any, Result]) -> Iterator[Result]:
         """The results of the first item, until its end."""
-        with self._changed:
+        with self._lock:
             self._first = entry.number
             self._changed.notify_all()
         while found := entry.found.get():
             if isinstance(found, Exception):
                 raise found
-            with self._changed:
+            with self._lock:
                 entry.unused -= 1
                 self._changed.notify_all()
             yield found[0]
 
     def receive(self, entry: _Entry[Any, Result], found: list[Result]) -> None:
         """Stores a result."""
-        with self._changed:
+        with self._lock:
             entry.unused += 1
         entry.found.put(found)
 
@@ -206,7 +209,7 @@ class _Shared:
         Raises:
             RealmError: all processes were killed, or the results are no longer needed.
         """
-        with self._changed:
+        with self._lock:
             self._asking.add(entry.number)
             self._changed.notify_all()
             self._changed.wait_for(
@@ -220,7 +223,7 @@ class _Shared:
 
     def give_back(self, connection: Connection, is_alive: bool) -> None:
         """Gives a process back after its work, or after it was killed."""
-        with self._changed:
+        with self._lock:
             if is_alive:
                 self._idle.append(connection)
             else:
@@ -233,7 +236,7 @@ class _Shared:
         The process cannot go on if it is needed for the first item, whose process was killed: without this item, no further
         results would be used.
         """
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(
                 lambda: (
                     self._closed
@@ -245,7 +248,7 @@ class _Shared:
 
     def close(self) -> None:
         """Lets all threads end."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 

@@ -10,10 +10,14 @@ import math
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from realm.errors import InputError, shown
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -110,14 +114,23 @@ def config_from(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         if not math.isfinite(value):
             raise InputError(f"{where}: {name} is {value}: it must be a finite number")
     # Imported here, because the import is slow, and `realm --help` does not need pydantic.
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
+    adapter: TypeAdapter[T] = _adapter(cls)  # type: ignore[arg-type]  # every class is hashable
     try:
         # The values are passed as JSON, because only then does strict mode accept lists for tuples and strings for paths.
-        return TypeAdapter(cls).validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
+        return adapter.validate_json(json.dumps(values, default=str), strict=True, extra="forbid")
     except ValidationError as error:
         problems = dict.fromkeys(_problem(cls, dict(p)) for p in error.errors(include_url=False))
         raise InputError(f"{where}: " + "; ".join(problems)) from None
+
+
+@cache
+def _adapter(cls: Any) -> "TypeAdapter[Any]":
+    """The validator of a dataclass, which takes milliseconds to make."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(cls)
 
 
 def checked(cls: type[T], settings: object) -> T:

@@ -12,6 +12,8 @@ import os
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any
@@ -23,6 +25,7 @@ import pytest
 
 from realm import cli
 from realm.store.knowledge_base import KnowledgeBase
+from realm.text import salient_spans
 from tests.conftest import tiny_documents
 
 TINY = "--out new --config tiny --set steps=0 --set device=cpu --set precision=fp32"
@@ -32,6 +35,14 @@ BINARY = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(256))
 CONTENTS = {"empty": b"", "blank": b"\n \n", "binary": BINARY, "latin1": "Köln\n".encode("latin-1")}
 CONTENTS["cyrillic"] = "Кёльн\n".encode("cp1251")  # mostly letters beyond ASCII: not taken for Windows-1252
 SUFFIXES = "txt md html parquet arrow".split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_sentence_splitter() -> Iterator[None]:
+    """The commands of this file use one pipeline of spaCy, which takes longer to load than most of them take to fail."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(salient_spans, "_sentence_splitter", cache(salient_spans._sentence_splitter))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +118,15 @@ def break_models_and_knowledge_bases() -> None:
 
 def files_of(folder: Path) -> dict[str, Any]:
     """Every file with what changes when somebody writes it, every folder with nothing."""
-    stats = {path.relative_to(folder).as_posix(): path.stat() for path in folder.rglob("*")}
-    return {n: (s.st_ino, s.st_size, s.st_mtime_ns) if S_ISREG(s.st_mode) else () for n, s in stats.items()}
+    found: dict[str, Any] = {}
+    for parent, folders, files in os.walk(folder):
+        inside = parent.removeprefix(str(folder)).lstrip("/")
+        found |= {os.path.join(inside, one): () for one in folders}
+        for one in files:
+            s = os.stat(os.path.join(parent, one))
+            written = (s.st_ino, s.st_size, s.st_mtime_ns) if S_ISREG(s.st_mode) else ()
+            found[os.path.join(inside, one)] = written
+    return found
 
 
 @pytest.fixture

@@ -105,6 +105,57 @@ def test_an_error_of_the_preparation_is_raised() -> None:
     assert not multiprocessing.active_children()
 
 
+INTERRUPTED = """
+import inspect, itertools, multiprocessing, sys
+from realm.local_processes import map_in_processes
+
+def prepare():
+    return lambda item: [item] * 2
+
+def is_interrupted(moment):
+    '''Ctrl-C when the given number of functions have begun or ended after the first result -> whether so many did.'''
+    moments = itertools.count()
+    def trace(frame, event, _):
+        # A tracer that raises at the call of a generator also skips the `finally` of the generator; Ctrl-C does not.
+        at_function = event in ("call", "return") and not frame.f_code.co_flags & inspect.CO_GENERATOR
+        if at_function and next(moments) == moment:
+            raise KeyboardInterrupt
+        return trace
+    results = map_in_processes(prepare, itertools.count(), 2)
+    next(results)
+    sys.settrace(trace)
+    try:
+        for _ in itertools.islice(results, 4):
+            pass
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+        results.close()
+        assert not multiprocessing.active_children()
+    return False
+
+print(next(moment for moment in itertools.count() if not is_interrupted(moment)))
+"""
+
+
+def test_ctrl_c_at_any_moment_leaves_no_thread_that_waits_forever() -> None:
+    ran = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert int(ran.stdout) > 20
+
+
+def test_a_program_ends_although_it_does_not_use_all_results() -> None:
+    program = """
+import itertools
+from realm.local_processes import map_in_processes
+results = map_in_processes(lambda: lambda item: [item] * 30, itertools.count(), 2)
+print(next(results))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "0\n", "")
+
+
 @pytest.mark.parametrize("module", ["realm.documents.child_process", "realm.documents.wikipedia.dumps"])
 def test_a_process_that_reads_files_ends_when_its_killed_parent_has_ended(module: str) -> None:
     # The child shares the pipes of its parent, so its standard input stays open.

@@ -2,7 +2,8 @@
 
 import json
 import re
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from realm import cli
+from realm.compare import plots
 from tests.towns import TOWNS, write_corpus, write_encoder
 
 TESTS = ("spans", "patterns")
@@ -53,6 +55,14 @@ class Home(NamedTuple):
     @property
     def table2(self) -> Path:
         return self.folder / "table2"
+
+
+@contextmanager
+def undrawn_tables() -> Iterator[None]:
+    """Tables are made without their pictures, which take a second each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "draw", lambda report, file: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import json
 import lzma
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,18 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.systems import system
 from realm.systems.drqa import examples_of_documents
 from realm.systems.system import ReadingSet
-from tests.compare.conftest import printed, read_lines
+from tests.compare.conftest import printed, read_lines, undrawn_tables
 from tests.compare.scorer import plain
 from tests.towns import TOWNS
 
 CORPUS = 'data.reading.corpus=["{towns}"]'
 ROWS = ("bm25-reader", "t5", "drqa", "graph", "orqa", "realm", "hybrid")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn() -> Iterator[None]:
+    with undrawn_tables():
+        yield
 
 
 def reading_words(home, folder: Path, *more: str) -> list[str]:

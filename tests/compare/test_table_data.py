@@ -1,6 +1,7 @@
 """The documents, made questions and published weights that `realm compare` makes a table from."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -21,7 +22,7 @@ from realm.qa.predictions import read_predictions
 from realm.qa.question_files import read_questions
 from realm.settings import read_config
 from realm.store.knowledge_base import KnowledgeBase
-from tests.compare.conftest import printed, read_lines
+from tests.compare.conftest import printed, read_lines, undrawn_tables
 from tests.schemas import assert_holds
 from tests.towns import TOWNS
 
@@ -33,6 +34,12 @@ GOOGLES = {
     "tokenizer": FIXTURES / "tensorflow" / "openqa",
 }
 PRETRAINED = {"checkpoint": FIXTURES / "embedder" / "new", "encoder": FIXTURES / "encoder" / "new"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _undrawn() -> Iterator[None]:
+    with undrawn_tables():
+        yield
 
 
 def test_made_questions_that_are_also_in_a_test_file_are_not_trained_on(home, tmp_path) -> None:

@@ -159,7 +159,12 @@ def main(folder: str, count: int, seed: int) -> None:
 
 def run(folder: Path, count: int, seed: int) -> None:
     """`main` in a process of its own, which a library may crash."""
-    script = f"from tests.documents.test_damaged_files import main; main({str(folder)!r}, {count}, {seed})"
+    script = f"""
+from tests.documents.shared_child import shared_child
+from tests.documents.test_damaged_files import main
+with shared_child():
+    main({str(folder)!r}, {count}, {seed})
+"""
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3_000:]

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-import docx
 import lance
 import pytest
 
@@ -22,11 +21,11 @@ from realm.documents.child_process import ReaderProcess
 from realm.documents.formats.records import Limits, Record, Unreadable
 from realm.documents.kept_records import KeepingReader
 from realm.documents.reading import ReadingReport, read_documents
-from tests.documents.writers import paragraphs, pdf, word
+from tests.documents.writers import empty_word, paragraphs, pdf, word
 
 
 def letter(path: Path, text: str) -> Path:
-    document = docx.Document()
+    document = empty_word()
     document.add_heading("A letter", 1)
     document.add_paragraph(text)
     document.save(str(path))

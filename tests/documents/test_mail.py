@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.documents import child_process
 from realm.documents.formats import mail
 from realm.documents.formats.records import Limits, Pages, Record, Unreadable
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
+
+pytestmark = pytest.mark.usefixtures("one_child")
 
 
 def read(path: Path) -> Document:
@@ -112,9 +113,8 @@ def test_a_charset_that_is_none_of_text_is_not_used(charset: str, tmp_path: Path
     assert read(tmp_path / "a.eml").text == "hello +2AA- \\ud800 x"
 
 
-def test_headers_of_a_megabyte_cost_only_this_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "MOST_SECONDS", 0.5)
-    (tmp_path / "a.eml").write_text("Content-Type: text/plain; " + "a=b;" * 250_000 + "\n\nText.")
+def test_headers_of_a_megabyte_cost_only_this_mail(tmp_path: Path) -> None:
+    (tmp_path / "a.eml").write_text("Content-Type: text/plain; " + "a=bbbbbbb;" * 100_000 + "\n\nText.")
     (tmp_path / "b.eml").write_text("Subject: " + "=?utf-8?q?a?= " * 70_000 + "\n\nText.")
     (tmp_path / "c.txt").write_text("A note.")
     found = list(read_documents([str(tmp_path)], report=ReadingReport()))

@@ -14,6 +14,8 @@ from realm.documents.formats.records import Limits, Unreadable
 from realm.documents.reading import read_documents
 from realm.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("one_child")
+
 
 def notebook(path: Path, *cells: Any) -> Path:
     path.write_text(json.dumps({"nbformat": 4, "metadata": {}, "cells": cells}))

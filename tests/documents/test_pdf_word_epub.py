@@ -9,7 +9,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import docx
 import pytest
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
@@ -25,7 +24,7 @@ from realm.errors import InputError
 from realm.text.corpus import Document
 from tests.documents import writers
 from tests.documents.test_damaged_files import damaged
-from tests.documents.writers import BOOK, BOOK_TEXT, WORD_BLOCKS, Manual, zipped
+from tests.documents.writers import BOOK, BOOK_TEXT, WORD_BLOCKS, Manual, empty_word, zipped
 
 
 def read(*sources: Path) -> tuple[list[Document], ReadingReport]:
@@ -482,7 +481,7 @@ def test_many_damaged_pdf_word_and_epub_files_are_documents_or_left_out(
 
 def word_table(path: Path, rows: list[list[str]], bold: bool = False, marked: int | None = None) -> list[str]:
     """What is read of a Word document with this table, of which a row is marked as headings."""
-    document = docx.Document()
+    document = empty_word()
     table = document.add_table(rows=len(rows), cols=len(rows[0]))
     for number, (row, texts) in enumerate(zip(table.rows, rows, strict=True)):
         for cell, text in zip(row.cells, texts, strict=True):
@@ -524,7 +523,7 @@ def test_the_first_row_of_a_word_table_is_not_taken_for_names_without_evidence(r
 
 
 def test_a_word_table_in_a_cell_of_another_has_its_own_headings(tmp_path: Path) -> None:
-    document = docx.Document()
+    document = empty_word()
     outer = document.add_table(rows=1, cols=1)
     inner = outer.cell(0, 0).add_table(3, 3)
     for row, texts in zip(inner.rows, ALLOWANCES, strict=True):

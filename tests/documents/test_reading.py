@@ -22,6 +22,8 @@ from realm.errors import InputError
 from realm.text.corpus import Document
 from realm.text.fields import FieldNames
 
+pytestmark = pytest.mark.usefixtures("one_child")
+
 
 def read(*sources: Path | str, **options: Any) -> list[Document]:
     return list(read_documents([str(source) for source in sources], **options))

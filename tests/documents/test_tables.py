@@ -19,6 +19,8 @@ from realm.errors import InputError
 from realm.text.fields import FieldNames
 from tests.documents.writers import read
 
+pytestmark = pytest.mark.usefixtures("one_child")
+
 
 def test_dprs_table_gives_its_passages(tmp_path: Path) -> None:
     rows = [("1", 'Aaron was a "prophet" and\ta priest.', "Aaron"), ("2", "He spoke\nwell.", "Aaron")]

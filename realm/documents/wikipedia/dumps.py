@@ -23,7 +23,6 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import cache, partial
 from importlib.metadata import version
@@ -45,6 +44,7 @@ from realm.local_processes import default_processes
 from realm.orphans import end_when_orphaned
 from realm.progress import progress
 from realm.text.corpus import Link
+from realm.worker_threads import WorkerThreads
 
 MOST_SECONDS = 20
 """Most seconds of processor time for a page. A usual page takes milliseconds; ten thousand open tags would take hours."""
@@ -287,7 +287,7 @@ class _Workers(AbstractContextManager["_Workers"]):
     def __init__(self, count: int, kept: Path | None = None):
         self.count = count
         self._kept = None if kept is None else KeptValues(kept, "pages", "all pages are parsed")
-        self._threads = ThreadPoolExecutor(self.count, "wikitext")
+        self._threads = WorkerThreads(self.count, "wikitext")
         self._idle: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
         for _ in range(self.count):
             self._idle.put(None)  # a process starts with its first page
@@ -298,8 +298,8 @@ class _Workers(AbstractContextManager["_Workers"]):
         if problem is not None:
             return lambda: problem
         if self._kept is None:
-            waiting = self._threads.submit(self._parsed, page, dropped)
-            return lambda: _record(where, page.title, waiting.result())
+            waiting = self._threads.submit(partial(self._parsed, page, dropped))
+            return lambda: _record(where, page.title, waiting())
         return self._kept_result(self._kept, where, page, dropped)
 
     def _kept_result(
@@ -309,11 +309,12 @@ class _Workers(AbstractContextManager["_Workers"]):
         known = kept.find(key)
         if known is not None and (parsed := _uncompressed(known)) is not None:
             return lambda: _record(where, page.title, parsed)
-        waiting = self._threads.submit(self._parsed, page, dropped)
+        waiting = self._threads.submit(partial(self._parsed, page, dropped))
 
         def result() -> Record | Unreadable:
-            kept.keep(key, zlib.compress(waiting.result(), level=1))
-            return _record(where, page.title, waiting.result())
+            parsed = waiting()
+            kept.keep(key, zlib.compress(parsed, level=1))
+            return _record(where, page.title, parsed)
 
         return result
 
@@ -345,7 +346,7 @@ class _Workers(AbstractContextManager["_Workers"]):
         return answer, code
 
     def __exit__(self, *exception: object) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
         for _ in range(self.count):
             if child := self._idle.get():
                 child.kill()

@@ -1,0 +1,66 @@
+"""Threads that work for a thread that Ctrl-C may interrupt at any moment.
+
+The locks of `threading.Condition`, and therefore those of a `ThreadPoolExecutor`, of its futures and of a `queue.Queue`, are
+taken and released by functions in Python. Python can raise KeyboardInterrupt inside these functions. The lock then stays taken,
+and a thread that waits for the lock waits forever. `with` and a `threading.Lock`, and the methods of a `SimpleQueue`, have no
+such moment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+class WorkerThreads:
+    """Threads that call functions, in the order in which the functions are submitted."""
+
+    def __init__(self, count: int, name: str):
+        self._submitted: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        # If Ctrl-C comes while a thread starts, the thread can wait forever. A daemon thread does not stop the process from
+        # ending.
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, function: Callable[[], Result]) -> Callable[[], Result]:
+        """A function to be called once: it waits for the result, and returns the result or raises the exception."""
+        outcome: SimpleQueue[tuple[Result] | Exception] = SimpleQueue()
+
+        def call() -> None:
+            try:
+                outcome.put((function(),))
+            except Exception as error:
+                outcome.put(error)
+
+        def result() -> Result:
+            found = outcome.get()
+            if isinstance(found, Exception):
+                raise found
+            return found[0]
+
+        self._submitted.put(call)
+        return result
+
+    def _work(self) -> None:
+        while call := self._submitted.get():
+            call()
+
+    def close(self) -> None:
+        """Waits for the functions that are being called. The others are not called."""
+        with suppress(Empty):
+            while True:
+                self._submitted.get_nowait()
+        for _ in self._threads:
+            self._submitted.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
