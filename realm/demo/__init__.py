@@ -33,7 +33,7 @@ __all__ = ["DemoConfig", "DemoRun", "run"]
 ANSWER = Section(
     "5. Questions that a person would ask",
     "The questions were chosen before the model answered any of these questions. [[ ]] marks the answer in the passage. "
-    "The probability is an estimate of how likely the answer contains a right answer. p(z|x) is the retriever's probability "
+    "The probability is an estimate of how likely the answer is right. p(z|x) is the retriever's probability "
     "of passage z for question x.",
 )
 FILL = Section(

@@ -1,4 +1,4 @@
-"""Calibration: computes the probability that an answer contains a right answer from the share of the answer and from features.
+"""Calibration: computes the probability that an answer is right from the share of the answer and from features.
 
 The *share* of an answer is the softmax probability of the answer's spans among all spans of the passages read.
 """

@@ -59,7 +59,7 @@ def calibrate(
 ) -> Calibrated:
     """Fits the calibration of a model folder, and writes it into the folder together with the retrieval method.
 
-    The calibrated probability estimates how likely an answer is correct or contains a correct answer.
+    The calibrated probability estimates how likely an answer is right apart from its boundaries (`is_acceptable`).
 
     Raises:
         InputError: the model is not a local folder, or has no span reader; the setting `reader` is used; or see
@@ -82,12 +82,12 @@ def calibrate(
     asked = ask(answerer, questions, method, unanswerable=True)
     assert asked.without is not None
     before = asked.report(questions, threshold=0.0)
-    assert before.contains_N is not None
+    assert before.acceptable_N is not None
     with_positives, without = (
         Evidence(probability_N(certainties), [one.features for one in certainties])
         for certainties in (asked.certainties, asked.without)
     )
-    fitted = replace(fit(with_positives, before.contains_N, without), method=method)
+    fitted = replace(fit(with_positives, before.acceptable_N, without), method=method)
     set_calibration(Path(model), fitted)
     after = Confidence(with_positives.probability_N(fitted), fitted.threshold, without.probability_N(fitted))
     return Calibrated(fitted, before, before._replace(confidence=after))

@@ -26,6 +26,7 @@ from realm.qa.scoring.metrics import (
     f1,
     first_hit,
     has_answer,
+    is_acceptable,
     is_correct,
     mean_reciprocal_rank,
     normalise_answer,
@@ -168,8 +169,9 @@ def test_the_report_is_in_percent_and_has_the_contracted_keys() -> None:
     assert report.contains_N.tolist() == [True, True, True, False]
 
 
-def test_probabilities_are_compared_with_the_answers_that_contain_a_right_answer() -> None:
+def test_probabilities_are_compared_with_the_answers_that_are_right_apart_from_their_boundaries() -> None:
     report = evaluate(["the blue nile", "river nile", "in Paris", "Milan"], TEXTS, QUESTIONS)
+    assert report.acceptable_N.tolist() == report.contains_N.tolist()
     confident = report._replace(confidence=Confidence(np.array([0.95, 0.85, 0.75, 0.05]), threshold=0.8))
     confidence = confident.as_dict()["confidence"]
     assert [(one["right"], one["n"]) for one in confidence["bins"]] == [(0, 1), (100, 1), (100, 1), (100, 1)]
@@ -181,6 +183,28 @@ def test_an_answer_with_more_words_contains_the_right_answer_and_one_with_fewer_
     assert contains_answer("Sir Alexander Fleming", asked)
     for wrong in ("Fleming", "Alexander Flemings", ""):
         assert not contains_answer(wrong, asked), wrong
+
+
+def test_the_larger_part_of_an_answer_is_acceptable_in_one_piece() -> None:
+    asked = Question(
+        "1",
+        "which architects?",
+        ("Paul Rudolph, Marcel Breuer and Eero Saarinen", "ostrich feathers", "May 4 1999"),
+    )
+    for right in ("Marcel Breuer and Eero Saarinen", "Paul Rudolph, Marcel Breuer", "the ostrich"):
+        assert is_acceptable(right, asked), right
+    for wrong in ("Marcel Breuer", "Paul Rudolph and Eero Saarinen", "May 11 1999", "", "the"):
+        assert not is_acceptable(wrong, asked), wrong
+    pattern = Question("2", "when?", ("1[0-9]{3} or later",), regex=True)
+    assert not is_acceptable("or later", pattern)
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=6), st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
+def test_a_part_is_found_wherever_it_is(part: list[str], answer: list[str]) -> None:
+    asked = Question("1", "which?", (" ".join(f"{letter}x" for letter in answer),))
+    prediction = " ".join(f"{letter}x" for letter in part)
+    is_part = "".join(part) in "".join(answer) and 2 * len(part) >= len(answer)
+    assert is_acceptable(prediction, asked) == (is_part or contains_answer(prediction, asked))
 
 
 def test_recall_beyond_what_was_retrieved_is_null() -> None:

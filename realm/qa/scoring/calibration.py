@@ -37,7 +37,7 @@ class UnanswerableJson(TypedDict):
 
 
 class ConfidenceJson(TypedDict):
-    """Quality of the probabilities, in percent. An answer is right if it is correct or contains a correct answer.
+    """Quality of the probabilities, in percent. An answer is right if it `is_acceptable`.
 
     `right_declined` and `wrong_declined` are the percentages of right and of wrong answers below the threshold; null if there
     are no such answers. `unanswerable` is null if no questions were answered without their positives.

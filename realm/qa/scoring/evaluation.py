@@ -20,6 +20,7 @@ from realm.qa.scoring.metrics import (
     contains_answer,
     f1,
     first_hit,
+    is_acceptable,
     is_correct,
     mean_reciprocal_rank,
     normalise_answer,
@@ -75,6 +76,8 @@ class Report(NamedTuple):
     """bool: exact match or pattern match; None if there are no predictions."""
     contains_N: np.ndarray | None
     """bool: the prediction is correct or contains a right answer; None if there are no predictions."""
+    acceptable_N: np.ndarray | None
+    """bool: the prediction is right apart from its boundaries (`is_acceptable`); None if there are no predictions."""
     f1_N: np.ndarray | None
     """float: token F1; for questions with patterns, 1 if correct, else 0; None if there are no predictions."""
     first_hit_N: np.ndarray
@@ -102,8 +105,8 @@ class Report(NamedTuple):
             "mrr": percent(mean_reciprocal_rank(self.first_hit_N)),
             "confidence": (
                 None
-                if self.contains_N is None or self.confidence is None
-                else self.confidence.as_dict(self.contains_N)
+                if self.acceptable_N is None or self.confidence is None
+                else self.confidence.as_dict(self.acceptable_N)
             ),
         }
         by_title = self._title_recall()
@@ -135,8 +138,8 @@ class Report(NamedTuple):
         if "title_recall" in summary:
             shares = ", ".join(f"{share:.1f}% for k={k}" for k, share in summary["title_recall"].items())
             lines.append(f"titles: questions with a gold title among the first k passages: {shares}")
-        if self.confidence is not None and self.contains_N is not None:
-            lines += self.confidence.lines(self.contains_N)
+        if self.confidence is not None and self.acceptable_N is not None:
+            lines += self.confidence.lines(self.acceptable_N)
         return lines
 
     def outcomes(self, questions: Sequence[Question]) -> list[Outcome]:
@@ -193,14 +196,15 @@ def evaluate(
     first_title_N = None if titles is None else np.array(title_hits)
     retrieval = np.array(hits), longest if depth is None else depth, first_title_N
     if predictions is None:
-        return Report(None, None, None, *retrieval)
-    correct, containing, scores = [], [], []
+        return Report(None, None, None, None, *retrieval)
+    correct, containing, acceptable, scores = [], [], [], []
     for question, prediction in zip(questions, predictions, strict=True):
         right = is_correct(prediction, question, scoring)
         correct.append(right)
         containing.append(contains_answer(prediction, question, scoring))
+        acceptable.append(is_acceptable(prediction, question, scoring))
         scores.append(float(right) if question.regex else f1(prediction, question.answers, scoring.normalise))
-    return Report(np.array(correct), np.array(containing), np.array(scores), *retrieval)
+    return Report(np.array(correct), np.array(containing), np.array(acceptable), np.array(scores), *retrieval)
 
 
 def _first_title(titles: Sequence[str], question: Question) -> int:
