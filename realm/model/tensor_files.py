@@ -154,7 +154,9 @@ def save_tensors(
         named = {name for part in taken.values() for name in part["tensors"]}
         values = {name: _as_stored(value) for name, value in values.items() if name not in named}
         if taken:
-            metadata = {**(metadata or {}), TAKEN: json.dumps(taken, sort_keys=True)}
+            # A second entry would stand before or after this one by chance, and the checksum would not be the same again. No
+            # other library can use a file without these tensors, so it needs no entry "format".
+            metadata = {TAKEN: json.dumps(taken, sort_keys=True)}
     save_file(values, path, metadata=dict(metadata) if metadata else None)
     path.chmod(rights)
 

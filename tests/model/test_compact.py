@@ -80,6 +80,18 @@ def test_a_compact_model_is_the_model_rounded_to_16_bits_and_equal_where_the_enc
         assert torch.equal(after[name], wanted) and after[name].dtype == value.dtype, name
 
 
+def test_a_model_has_the_same_compact_files_each_time(made, tmp_path: Path) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        return {
+            str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+        }
+
+    for number in range(6):  # the order of two entries in a header would be random
+        again = tmp_path / f"again{number}"
+        assert cli.main(["convert", str(made.model), str(again), "--to", "compact"]) == 0
+        assert files(again) == files(made.compact)
+
+
 def test_a_compact_model_is_as_small_as_what_is_its_own_in_16_bits(made) -> None:
     def of(folder: Path) -> dict[str, int]:
         return {
