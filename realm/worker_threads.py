@@ -33,17 +33,17 @@ class WorkerThreads:
 
     def submit(self, function: Callable[[], Result]) -> Callable[[], Result]:
         """A function to be called once: it waits for the result, and returns the result or raises the exception."""
-        outcome: SimpleQueue[tuple[Result] | Exception] = SimpleQueue()
+        outcome: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
 
         def call() -> None:
             try:
                 outcome.put((function(),))
-            except Exception as error:
+            except BaseException as error:
                 outcome.put(error)
 
         def result() -> Result:
             found = outcome.get()
-            if isinstance(found, Exception):
+            if isinstance(found, BaseException):
                 raise found
             return found[0]
 
@@ -55,7 +55,7 @@ class WorkerThreads:
             call()
 
     def close(self) -> None:
-        """Waits for the functions that are being called. The others are not called."""
+        """Waits for the functions that are being called. The others are not called, and have no result to wait for."""
         with suppress(Empty):
             while True:
                 self._submitted.get_nowait()

@@ -98,7 +98,7 @@ def one_of(*words: str) -> Maker:
 
 
 def number(low: float, high: float, digits: int = 0, *forms: str) -> Maker:
-    """A number, in one of the `forms`, such as "{} EUR"; large numbers have commas in half of the tables."""
+    """A number, in one of the `forms`, such as "{} EUR"; large numbers have commas in half of the cells."""
 
     def make(generator: random.Random, _: Names) -> str:
         value = generator.uniform(low, high) if digits else generator.randint(int(low), int(high))
@@ -409,10 +409,10 @@ class Table(NamedTuple):
 
 
 def table(name: str, names: Names, generator: random.Random) -> Table:
-    """A table of 3 to 9 rows."""
+    """A table of 3 to 7 rows."""
     columns, headings = columns_of(generator)
     cells: list[list[str]] = []
-    wanted = generator.randint(3, 9)
+    wanted = generator.randint(3, 7)
     while len(cells) < wanted:
         row = [column.make(generator, names).strip() for column in columns]
         if all(row) and row[0].casefold() not in {other[0].casefold() for other in cells}:
@@ -477,6 +477,8 @@ def question(name: str, table: Table, generator: random.Random) -> dict[str, Any
             heading = heading.lower()
         text = generator.choice(forms).format(key=cells[0], column=heading, title=table.title.lower())
         answer = cells[asked]
+        if answer == cells[0]:
+            return None
     if generator.random() < 0.2:
         text = text[0].upper() + text[1:]
     passage = table.passages[row]["id"]
@@ -484,9 +486,11 @@ def question(name: str, table: Table, generator: random.Random) -> dict[str, Any
 
 
 def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes JSON Lines."""
-    with path.open("w", encoding="utf-8") as file:
+    """Writes a file of JSON Lines under a temporary name, and renames the complete file."""
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    part.replace(path)
 
 
 if __name__ == "__main__":

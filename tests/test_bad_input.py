@@ -123,7 +123,7 @@ def files_of(folder: Path) -> dict[str, Any]:
         inside = parent.removeprefix(str(folder)).lstrip("/")
         found |= {os.path.join(inside, one): () for one in folders}
         for one in files:
-            s = os.stat(os.path.join(parent, one))
+            s = os.lstat(os.path.join(parent, one))
             written = (s.st_ino, s.st_size, s.st_mtime_ns) if S_ISREG(s.st_mode) else ()
             found[os.path.join(inside, one)] = written
     return found
@@ -364,6 +364,16 @@ def test_folder_that_cannot_be_made_is_refused_before_the_work(refused, command:
     flag = name if name.startswith("-") else ""
     says = f"{name} q.jsonl/new/x cannot be written: no file can be made in .*/q.jsonl: Not a directory"
     refused(f"{command} {flag} q.jsonl/new/x", says)
+
+
+@pytest.mark.parametrize("command", MAKES)
+def test_link_to_a_folder_that_cannot_be_made_is_refused_before_the_work(refused, home, command: str) -> None:
+    flag = MAKES[command] if MAKES[command].startswith("-") else ""
+    (home / "nowhere").symlink_to("q.jsonl/new/x")
+    refused(
+        f"{command} {flag} nowhere", "nowhere cannot be written: no file can be made in .*: Not a directory"
+    )
+    (home / "nowhere").unlink()
 
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")

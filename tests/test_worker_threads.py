@@ -1,3 +1,4 @@
+import sys
 import threading
 
 import pytest
@@ -12,6 +13,8 @@ def test_results_and_errors_are_those_of_the_functions() -> None:
     with pytest.raises(ZeroDivisionError):
         results[1]()
     assert results[2]() == 3
+    with pytest.raises(SystemExit):
+        threads.submit(lambda: sys.exit(3))()
     threads.close()
 
 

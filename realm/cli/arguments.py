@@ -291,7 +291,7 @@ class Parser(argparse.ArgumentParser):
 
 def _check_place(name: str, path: Path) -> None:
     """Refuses the argument `name` if nothing can be made at its path, before the command has worked for hours."""
-    folder = next(one for one in path.absolute().parents if one.exists())
+    folder = next(one for one in Path(os.path.realpath(path)).parents if one.exists())
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from realm.environment import usable_cores
 from realm.errors import RealmError
 from realm.stages.runner import Printer, Record, Stage, command_line, spent_words
 from realm.watchdog import in_words
+from realm.worker_threads import WorkerThreads
 
 _PROGRAM = """
 import signal, sys
@@ -59,21 +60,37 @@ def run_chains(chains: Iterable[Chain], record: Record, logs: Path, jobs: int) -
     """
     waiting, finished = list(chains), set[str]()
     assert {name for chain in waiting for name in chain.after} <= {chain.name for chain in waiting}
-    running: dict[Future[None], Chain] = {}
+    running = 0
+    ended: queue.SimpleQueue[tuple[Chain, BaseException | None]] = queue.SimpleQueue()
     processes = _Processes(record, logs, jobs)
-    with _signals_interrupt(), ThreadPoolExecutor(jobs, "stages") as pool:
+
+    def run(chain: Chain) -> None:
+        try:
+            processes.run(chain)
+        except BaseException as error:
+            ended.put((chain, error))
+        else:
+            ended.put((chain, None))
+
+    with _signals_interrupt():
+        threads = WorkerThreads(jobs, "stages")
         try:
             while waiting or running:
                 ready = [chain for chain in waiting if finished.issuperset(chain.after)]
-                for chain in ready[: jobs - len(running)]:
+                for chain in ready[: jobs - running]:
                     waiting.remove(chain)
-                    running[pool.submit(processes.run, chain)] = chain
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    finished.add(running.pop(done).name)
-                    done.result()
+                    running += 1
+                    threads.submit(partial(run, chain))
+                chain, error = ended.get()
+                if error is not None:
+                    raise error
+                running -= 1
+                finished.add(chain.name)
         except BaseException:
             processes.interrupt()
             raise
+        finally:
+            threads.close()
     processes.printer.ends()
 
 

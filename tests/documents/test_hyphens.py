@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realm.documents.formats.hyphens import with_whole_words
+from realm.documents.formats.hyphens import halves, hyphen, with_whole_words, words_of
 from tests.documents.writers import read
 
 
@@ -26,6 +26,16 @@ from tests.documents.writers import read
 )
 def test_a_word_that_is_divided_at_a_line_end_is_whole(text: str, whole: str) -> None:
     assert with_whole_words(text) == whole
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "between"),
+    [("COVID", "19", "-"), ("2", "and 3", "-"), ("cafe\u0301", "teria", ""), ("pr", "\u00b4ecis", "")],
+)
+def test_a_hyphen_beside_a_number_stays_and_one_beside_an_accent_does_not(
+    before: str, after: str, between: str
+) -> None:
+    assert hyphen(*halves(before, after), words_of("")) == between
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ FILTERS: list[tuple[str, Condition]] = [
     ("not (year >= 2020)", lambda f: "year" in f and f["year"] < 2020),
     ("year is null OR draft", lambda f: "year" not in f or f.get("draft")),
     ("draft = false", lambda f: f.get("draft") is False),
+    (
+        "price between (1) and (2.5) and year > 0",
+        lambda f: 1 <= f.get("price", 0) <= 2.5 and f.get("year", 0) > 0,
+    ),
     ("price between 1 and 2.5", lambda f: 1 <= f.get("price", 0) <= 2.5),
     ("year < 9223372036854775807 and year > -9223372036854775807", lambda f: "year" in f),
     ("year in (2000, 2019) and price < 2", lambda f: f.get("year") == 2000),

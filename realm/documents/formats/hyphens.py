@@ -5,6 +5,7 @@ from collections import Counter
 
 _LETTER = r"[^\W\d_]"
 _WORD = re.compile(rf"{_LETTER}+(?:-{_LETTER}+)*")
+_HALF = re.compile(rf"{_WORD.pattern}|\d+")
 _SOFT = re.compile(rf"(?<={_LETTER})\u00ad\n[ \t]*(?={_LETTER})|\u00ad")
 _DIVIDED = re.compile(rf"(?<={_LETTER})[-\u2010]\n[ \t]*(?={_LETTER})")
 """A hyphen at the end of a line, between two letters. U+2010 is the hyphen of manual pages."""
@@ -27,19 +28,19 @@ def hyphen(head: str, tail: str, words: Counter[str]) -> str:
 
     If the document also has the word without a hyphen, the hyphen is not part of the word. Otherwise, the hyphen is part of the
     word if the document also has the word with a hyphen, or if the second half begins with a capital letter or a conjunction. A
-    space follows a hyphen before a conjunction alone, such as in "Haupt- und Nebensatz". A half without letters, such as that
-    of "COVID-19", is no part of a divided word.
+    space follows a hyphen before a conjunction alone, such as in "Haupt- und Nebensatz". A half of digits, such as that of
+    "COVID-19", is no part of a divided word.
 
     >>> hyphen("opera", "tor", words_of("The operator.")), hyphen("well", "known", words_of("A well-known operator."))
     ('', '-')
-    >>> hyphen("two", "and", words_of("")), hyphen("black", "and-white", words_of("")), hyphen("COVID", "", words_of("COVID"))
+    >>> hyphen("two", "and", words_of("")), hyphen("black", "and-white", words_of("")), hyphen("COVID", "19", words_of("COVID"))
     ('- ', '-', '-')
     """
-    if not head or not tail:
+    if head.isdigit() or tail.isdigit():
         return "-"
     if _is_whole(head, tail, words):
         return ""
-    if _has(f"{head}-{tail}", words) or tail[0].isupper():
+    if _has(f"{head}-{tail}", words) or tail[:1].isupper():
         return "-"
     if tail in CONJUNCTIONS:
         return "- "
@@ -47,10 +48,10 @@ def hyphen(head: str, tail: str, words: Counter[str]) -> str:
 
 
 def halves(before: str, after: str) -> tuple[str, str]:
-    """The letters and hyphens before and after the hyphen at the end of a line; "" if there are none, but a number."""
+    """The letters and hyphens, or the digits, before and after the hyphen at the end of a line; "" if there are none."""
     # The pattern is the same in both directions, and a match from the end takes linear time.
-    head = _WORD.match(before.replace("\u2010", "-")[::-1])
-    tail = _WORD.match(after.replace("\u2010", "-"))
+    head = _HALF.match(before.replace("\u2010", "-")[::-1])
+    tail = _HALF.match(after.replace("\u2010", "-"))
     return head[0][::-1] if head else "", tail[0] if tail else ""
 
 

@@ -1,13 +1,10 @@
 """Rows of tables as sentences, which keep their meaning in a passage without the heading of the table."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from realm.documents.formats.grid import Cell, Grid
-from realm.documents.formats.records import Unreadable
-
-Problem = TypeVar("Problem", bound=Unreadable)
 
 
 def sentence_of(headings: Sequence[str], cells: Sequence[str]) -> str:
@@ -21,41 +18,6 @@ def sentence_of(headings: Sequence[str], cells: Sequence[str]) -> str:
     pairs = zip(headings, cells, strict=True)
     sentence = "; ".join(f"{name}: {cell}" if name else cell for name, cell in pairs if cell)
     return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
-
-
-class Part(NamedTuple):
-    """The text of some rows of a table, with a line per row."""
-
-    first: int
-    """Number of the first row."""
-    last: int
-    text: str
-    is_whole: bool
-    """Whether these are all rows of the table."""
-
-
-def parts_of(rows: Iterable[tuple[int, str] | Problem], most: int) -> Iterator[Part | Problem]:
-    """The numbered sentences of a table in parts of at most `most` characters. A longer sentence is a part of its own.
-
-    Problems with rows are passed on, in their order.
-    """
-    held: list[str] = []
-    first = last = length = 0
-    is_whole = True
-    for row in rows:
-        if not isinstance(row, tuple):
-            yield row
-            continue
-        number, sentence = row
-        if held and length + len(sentence) > most:
-            is_whole = False
-            yield Part(first, last, "\n".join(held), is_whole)
-            held, length = [], 0
-        first, last = first if held else number, number
-        held.append(sentence)
-        length += len(sentence) + 1
-    if held:
-        yield Part(first, last, "\n".join(held), is_whole)
 
 
 def names_columns(rows: Sequence[Sequence[str]], is_bold: bool = False) -> bool:

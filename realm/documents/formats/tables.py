@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from realm.documents.formats.compressed import opened
 from realm.documents.formats.encodings import decode, marked, without_text
@@ -27,10 +27,12 @@ from realm.documents.formats.records import (
     record,
     without_columns,
 )
-from realm.documents.formats.rows import parts_of, sentence_of
+from realm.documents.formats.rows import sentence_of
 from realm.documents.formats.titles import file_title
 from realm.errors import first_line
 from realm.text.fields import FieldNames, read_value
+
+Problem = TypeVar("Problem", bound=Unreadable)
 
 _BEGINNING = 1 << 20
 """Bytes from which the encoding of a table is known."""
@@ -111,6 +113,41 @@ def _records(
             yield record(where, _values(heading.names, row, limits.names), limits.names)
         else:
             yield _of_other_width(where, row, heading)
+
+
+class Part(NamedTuple):
+    """The text of some rows of a table, with a line per row."""
+
+    first: int
+    """Number of the first row."""
+    last: int
+    text: str
+    is_whole: bool
+    """Whether these are all rows of the table."""
+
+
+def parts_of(rows: Iterable[tuple[int, str] | Problem], most: int) -> Iterator[Part | Problem]:
+    """The numbered sentences of a table in parts of at most `most` characters. A longer sentence is a part of its own.
+
+    Problems with rows are passed on, in their order.
+    """
+    held: list[str] = []
+    first = last = length = 0
+    is_whole = True
+    for row in rows:
+        if not isinstance(row, tuple):
+            yield row
+            continue
+        number, sentence = row
+        if held and length + len(sentence) > most:
+            is_whole = False
+            yield Part(first, last, "\n".join(held), is_whole)
+            held, length = [], 0
+        first, last = first if held else number, number
+        held.append(sentence)
+        length += len(sentence) + 1
+    if held:
+        yield Part(first, last, "\n".join(held), is_whole)
 
 
 def _as_documents(

@@ -22,9 +22,9 @@ from realm.documents.formats.records import (
     record,
     without_columns,
 )
-from realm.documents.formats.rows import parts_of, sentence_of
+from realm.documents.formats.rows import sentence_of
 from realm.documents.formats.sections import Heading, page_record
-from realm.documents.formats.tables import FIRST_ROWS, column_names, looks_like_a_row, resembles
+from realm.documents.formats.tables import FIRST_ROWS, column_names, looks_like_a_row, parts_of, resembles
 from realm.text.fields import FieldNames, json_value
 
 _MOST_MARKUP = 256 << 20

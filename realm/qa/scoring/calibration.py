@@ -43,6 +43,8 @@ class ConfidenceJson(TypedDict):
     are no such answers. `unanswerable` is null if no questions were answered without their positives.
     """
 
+    right: float
+    """Percentage of the questions whose answer is right."""
     ece: float
     """Expected calibration error: mean difference between probability and accuracy of the bins, weighted by their sizes."""
     bins: list[BinJson]
@@ -63,6 +65,7 @@ class Confidence(NamedTuple):
     def as_dict(self, right_N: np.ndarray) -> ConfidenceJson:
         """The summary as JSON; `right_N` is True for the right answers."""
         return {
+            "right": percent(right_N.mean()),
             "ece": percent(calibration_error(self.probability_N, right_N)),
             "bins": [
                 {"probability": percent(p.mean()), "right": percent(right.mean()), "n": len(p)}
@@ -90,7 +93,8 @@ class Confidence(NamedTuple):
         """A reliability diagram, and the percentages of answers below the threshold."""
         summary = self.as_dict(right_N)
         lines = [
-            f"calibration error {summary['ece']:.1f} points; answers by their probability:",
+            f"calibration error {summary['ece']:.1f} points, where {summary['right']:.1f}% of the answers count as right",
+            "answers by their probability:",
             "  prob  right      n",
         ]
         lines += [

@@ -136,24 +136,25 @@ def contains_answer(prediction: str, question: Question, scoring: Scoring = OURS
 
 
 def is_acceptable(prediction: str, question: Question, scoring: Scoring = OURS) -> bool:
-    """Whether the prediction is right apart from its boundaries: `contains_answer`, or at least half of the words of an answer.
+    """Whether the prediction counts as right for probabilities: `contains_answer`, or one piece of an answer with at least half
+    of its words.
 
-    Answers of SQuAD and Natural Questions are often longer than people need.
+    Answers of SQuAD and Natural Questions are often longer than people need. Some halves are wrong ("South" of "South Korea").
 
     >>> q = Question("1", "how many people visited the palace?", ("476,000 people",))
     >>> contains_answer("476,000", q), is_acceptable("476,000", q)
     (False, True)
     """
-    if question.regex or contains_answer(prediction, question, scoring):
-        return contains_answer(prediction, question, scoring)
+    contained = contains_answer(prediction, question, scoring)
+    if contained or question.regex:
+        return contained
     words = normalise_answer(prediction, scoring.normalise).split()
     return any(
-        _is_larger_part(words, normalise_answer(answer, scoring.normalise).split())
-        for answer in question.answers
+        _is_half(words, normalise_answer(answer, scoring.normalise).split()) for answer in question.answers
     )
 
 
-def _is_larger_part(words: list[str], answer: list[str]) -> bool:
+def _is_half(words: list[str], answer: list[str]) -> bool:
     """Whether `words` are at least half of the words of `answer`, in one piece."""
     return 2 * len(words) >= len(answer) > 0 and any(
         answer[start : start + len(words)] == words for start in range(len(answer) - len(words) + 1)

@@ -73,6 +73,7 @@ def filter_sql(where: str, kinds: Kinds) -> str:
     found: list[str] = []
     place, depth = 0, 0
     begin, has_column = 0, False  # of this condition
+    has_bounds = False  # the next "and" is between two bounds
     compared: _Column | None = None  # the last field of this comparison
     while where[place:].strip():
         token = _TOKEN.match(where, place)
@@ -88,7 +89,11 @@ def filter_sql(where: str, kinds: Kinds) -> str:
         match token.lastgroup:
             case "name" if value.lower() in _WORDS:
                 found.append(value.lower())
-                if value.lower() in ("and", "or") and "between" not in found[-4:]:
+                if value.lower() == "between":
+                    has_bounds = True
+                elif value.lower() == "and" and has_bounds:
+                    has_bounds = False
+                elif value.lower() in ("and", "or"):
                     if not has_column:
                         _refuse_constant(where[begin : token.start()], where, kinds)
                     compared, begin, has_column = None, place, False
