@@ -376,6 +376,11 @@ def test_link_to_a_folder_that_cannot_be_made_is_refused_before_the_work(refused
     (home / "nowhere").unlink()
 
 
+@pytest.mark.parametrize("command", ["compare tables", "ablate tables", "demo"])
+def test_folder_of_all_files_of_a_command_that_is_a_file_is_refused(refused, command: str) -> None:
+    refused(f"{command} --dir q.jsonl", "--dir q.jsonl is a file: give the path of a folder")
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 def test_folder_on_a_file_system_without_new_files_is_refused_before_the_work(refused) -> None:
     refused(

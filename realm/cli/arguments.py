@@ -74,6 +74,8 @@ class Parser(argparse.ArgumentParser):
             self._check_written(found, name)
         for action in self._made:
             place = getattr(found, action.dest)
+            if place is not None and action.metavar == "DIR" and Path(place).is_file():
+                raise InputError(f"{_name_of(action)} {place} is a file: give the path of a folder")
             if place is not None and not Path(place).exists():
                 _check_place(_name_of(action), Path(place))
         return found, rest
