@@ -1,9 +1,9 @@
 """Threads that work for a thread that Ctrl-C may interrupt at any moment.
 
-The locks of `threading.Condition`, and therefore those of a `ThreadPoolExecutor`, of its futures and of a `queue.Queue`, are
-taken and released by functions in Python. Python can raise KeyboardInterrupt inside these functions. The lock then stays taken,
-and a thread that waits for the lock waits forever. `with` and a `threading.Lock`, and the methods of a `SimpleQueue`, have no
-such moment.
+A `ThreadPoolExecutor`, its futures and a `queue.Queue` use `threading.Condition`, which takes and releases its lock in
+functions written in Python. Ctrl-C can raise KeyboardInterrupt inside these functions. The lock then stays taken, and a thread
+that waits for the lock waits forever. This cannot happen in `with` and a `threading.Lock`, nor in the methods of a
+`SimpleQueue`.
 """
 
 from __future__ import annotations

@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from realm.files import write_json_lines
 from realm.model.folder import load_model, save_model
 from realm.qa.question_files import read_questions
 from realm.qa.scoring.metrics import has_answer
@@ -161,19 +162,19 @@ def prepare(data: Path, out: Path) -> None:
     }
     squad, squad_dev = split(squad, paragraphs["squad_train"], one_in=11, seed=0)
     qed, qed_dev = split(qed, paragraphs["qed"], one_in=6, seed=1)
-    write(out / "train.jsonl", shuffled(squad + copies(qed, QED_COPIES)))
-    write(out / "again.jsonl", qed + random.Random(0).sample(squad, min(SQUAD_AGAIN, len(squad))))
-    write(out / "steering.jsonl", squad_dev[:STEERED_BY] + qed_dev[:STEERED_BY])
+    write_json_lines(out / "train.jsonl", shuffled(squad + copies(qed, QED_COPIES)))
+    write_json_lines(out / "again.jsonl", qed + random.Random(0).sample(squad, min(SQUAD_AGAIN, len(squad))))
+    write_json_lines(out / "steering.jsonl", squad_dev[:STEERED_BY] + qed_dev[:STEERED_BY])
     used = STEERED_BY + CALIBRATED_BY
-    write(out / "calibration.jsonl", squad_dev[STEERED_BY:used] + qed_dev[STEERED_BY:used])
-    write(out / "squad_dev.jsonl", squad_dev[used:])
-    write(out / "qed_dev.jsonl", qed_dev[used:])
+    write_json_lines(out / "calibration.jsonl", squad_dev[STEERED_BY:used] + qed_dev[STEERED_BY:used])
+    write_json_lines(out / "squad_dev.jsonl", squad_dev[used:])
+    write_json_lines(out / "qed_dev.jsonl", qed_dev[used:])
     measured = {plain(row["question"]) for row in squad_dev + qed_dev}
     for folder in MEASURED:
         measured |= {plain(row["question"]) for file in (data / folder).glob("*.jsonl") for row in rows(file)}
-    write(out / "pairs.jsonl", unpaired(data, measured))
-    write(out / "paragraphs.jsonl", [row for mine in paragraphs.values() for row in mine])
-    write(
+    write_json_lines(out / "pairs.jsonl", unpaired(data, measured))
+    write_json_lines(out / "paragraphs.jsonl", [row for mine in paragraphs.values() for row in mine])
+    write_json_lines(
         out / "articles.jsonl",  # written last: if this file exists, all files exist
         (
             row
@@ -213,7 +214,7 @@ def mix(out: Path) -> None:
         for (question, row), hit in zip(questions, rows(out / "hits.jsonl"), strict=True)
         if any(has_answer(passage["text"], question) for passage in hit["passages"])
     ]
-    write(out / "asked.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(found, PAIR_COPIES)]))
+    write_json_lines(out / "asked.jsonl", shuffled([*rows(out / "again.jsonl"), *copies(found, PAIR_COPIES)]))
 
 
 def make_rows(out: Path) -> None:
@@ -226,8 +227,8 @@ def mix_rows(out: Path) -> None:
     """Writes the training questions and the dev questions of `tabled`."""
     asked = list(rows(out / "row_questions.jsonl"))
     dev, train = asked[:STEERED_BY], asked[STEERED_BY:]
-    write(out / "tabled_dev.jsonl", shuffled([*rows(out / "steering.jsonl"), *dev]))
-    write(out / "tabled.jsonl", shuffled([*rows(out / "asked.jsonl"), *train]))
+    write_json_lines(out / "tabled_dev.jsonl", shuffled([*rows(out / "steering.jsonl"), *dev]))
+    write_json_lines(out / "tabled.jsonl", shuffled([*rows(out / "asked.jsonl"), *train]))
 
 
 def average(out: Path, first: str, second: str, share: float, mean: str) -> None:
@@ -280,14 +281,6 @@ def rows(file: Path) -> Iterator[dict[str, Any]]:
     """The objects of a file of JSON Lines."""
     with lzma.open(file, "rt") if file.suffix == ".xz" else file.open() as lines:
         yield from map(json.loads, lines)
-
-
-def write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes a file of JSON Lines under a temporary name, and renames the complete file."""
-    part = file.with_suffix(".part")
-    with part.open("w") as out:
-        out.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    part.replace(file)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ the passages of a knowledge base. Each row becomes a passage {"id", "title", "te
 of a table, and each question a line {"id", "question", "answers", "passage_id"}. The answer is a cell of the row.
 """
 
-import json
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from realm.documents.formats.rows import sentence_of
+from realm.files import write_json_lines
 from realm.store.knowledge_base import KnowledgeBase
 
 TABLES = 3000
@@ -66,13 +66,13 @@ def main(kb: Path, rows: Path, questions: Path) -> None:
     generator = random.Random(0)
     names = names_of(KnowledgeBase.open(kb), generator)
     tables = [table(str(number), names, generator) for number in range(TABLES)]
-    write(rows, (row for made in tables for row in made.passages))
+    write_json_lines(rows, (row for made in tables for row in made.passages))
     asked = (
         question(f"{number}-{again}", made, generator)
         for number, made in enumerate(tables)
         for again in range(QUESTIONS_OF_A_TABLE)
     )
-    write(questions, filter(None, asked))
+    write_json_lines(questions, filter(None, asked))
 
 
 def names_of(kb: KnowledgeBase, generator: random.Random) -> Names:
@@ -483,14 +483,6 @@ def question(name: str, table: Table, generator: random.Random) -> dict[str, Any
         text = text[0].upper() + text[1:]
     passage = table.passages[row]["id"]
     return {"id": f"row-{name}", "question": text, "answers": [answer], "passage_id": passage}
-
-
-def write(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Writes a file of JSON Lines under a temporary name, and renames the complete file."""
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    part.replace(path)
 
 
 if __name__ == "__main__":

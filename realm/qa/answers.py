@@ -72,8 +72,8 @@ class Span:
     """A span of a passage, `text[start:end]` of the passage.
 
     `score` is the span score plus the retrieval score of the passage. `probability` is the calibrated probability that the text
-    of the span is right apart from its boundaries: the softmax probabilities of all spans with this text are added up and then
-    calibrated. The softmax is over the spans of all passages read, and over "no answer" if the reader scores "no answer".
+    of the span is right, with a few words more or less: the softmax probabilities of all spans with this text are added up and
+    then calibrated. The softmax is over the spans of all passages read, and over "no answer" if the reader scores "no answer".
     """
 
     text: str

@@ -59,7 +59,7 @@ def calibrate(
 ) -> Calibrated:
     """Fits the calibration of a model folder, and writes it into the folder together with the retrieval method.
 
-    The calibrated probability estimates how likely an answer is right apart from its boundaries (`is_acceptable`).
+    The calibrated probability estimates how likely an answer counts as right (`is_acceptable`).
 
     Raises:
         InputError: the model is not a local folder, or has no span reader; the setting `reader` is used; or see

@@ -127,7 +127,7 @@ class Part(NamedTuple):
 
 
 def parts_of(rows: Iterable[tuple[int, str] | Problem], most: int) -> Iterator[Part | Problem]:
-    """The numbered sentences of a table in parts of at most `most` characters. A longer sentence is a part of its own.
+    """Divides the numbered sentences of a table into parts of at most `most` characters, or of one longer sentence.
 
     Problems with rows are passed on, in their order.
     """

@@ -77,7 +77,7 @@ class Report(NamedTuple):
     contains_N: np.ndarray | None
     """bool: the prediction is correct or contains a right answer; None if there are no predictions."""
     acceptable_N: np.ndarray | None
-    """bool: the prediction is right apart from its boundaries (`is_acceptable`); None if there are no predictions."""
+    """bool: the prediction counts as right for probabilities (`is_acceptable`); None if there are no predictions."""
     f1_N: np.ndarray | None
     """float: token F1; for questions with patterns, 1 if correct, else 0; None if there are no predictions."""
     first_hit_N: np.ndarray
