@@ -28,21 +28,30 @@ class WorkerThreads:
             threading.Thread(target=self._work, name=f"{name}_{number}", daemon=True)
             for number in range(count)
         ]
-        for thread in self._threads:
-            thread.start()
+        try:
+            for thread in self._threads:
+                thread.start()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, function: Callable[[], Result]) -> Callable[[], Result]:
-        """A function to be called once: it waits for the result, and returns the result or raises the exception."""
-        outcome: SimpleQueue[tuple[Result] | BaseException] = SimpleQueue()
+        """A function that waits for the result, and returns the result or raises the exception; after Ctrl-C, it can be called
+        again."""
+        outcome: list[tuple[Result] | BaseException] = []
+        called = threading.Lock()
+        called.acquire()
 
         def call() -> None:
             try:
-                outcome.put((function(),))
+                outcome.append((function(),))
             except BaseException as error:
-                outcome.put(error)
+                outcome.append(error)
+            called.release()
 
         def result() -> Result:
-            found = outcome.get()
+            with called:
+                found = outcome[0]
             if isinstance(found, BaseException):
                 raise found
             return found[0]

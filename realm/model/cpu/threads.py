@@ -6,12 +6,14 @@ A second torch thread does not make a small matrix product faster, because wakin
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from functools import cache
 from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
+
+from realm.worker_threads import WorkerThreads
 
 _pool_is_taken = Lock()
 
@@ -48,26 +50,28 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
     if threads == 1 or len(chunks) < 2 or not _pool_is_taken.acquire(blocking=False):
         take()
     else:
-        begun: list[Future[None]] = []
+        begun: list[Callable[[], None]] = []
         try:
             for _ in range(min(threads, len(chunks))):
                 begun.append(_pool(threads).submit(take))
             for done in begun:
-                done.result()
+                done()
         finally:
             try:
                 for _ in waiting:  # after an interrupt of this thread, no other thread takes another chunk
                     pass
-                wait(begun)  # afterwards the caller may change the data of the chunks
+                for done in begun:  # afterwards the caller may change the data of the chunks
+                    with suppress(Exception):
+                        done()
             finally:
                 _pool_is_taken.release()
     return [results[number] for number in range(len(chunks))]
 
 
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """A pool of threads; each of these threads uses one torch thread."""
-    pool, all_here = ThreadPoolExecutor(threads, "torch alone"), Barrier(threads)
+def _pool(threads: int) -> WorkerThreads:
+    """Worker threads, each of which uses one torch thread."""
+    all_here = Barrier(threads)
 
     def prepare() -> None:
         torch.get_num_threads()  # initialises torch in the thread with the global number, so it has to come first
@@ -75,8 +79,9 @@ def _pool(threads: int) -> ThreadPoolExecutor:
         all_here.wait()
 
     try:
+        pool = WorkerThreads(threads, "torch alone")
         for done in [pool.submit(prepare) for _ in range(threads)]:
-            done.result()
+            done()
     except BaseException:
         all_here.abort()  # else the waiting threads would never end
         raise
