@@ -65,6 +65,24 @@ def test_without_a_warm_start_no_model_is_made_by_the_inverse_cloze_task() -> No
             made.add(name)
 
 
+def test_the_row_without_health_checks_is_made_only_beside_a_realm_that_has_them() -> None:
+    def made(*settings: str) -> TablePlan:
+        changed = {"pretrain": settings}
+        return TablePlan(TableConfig(), DataConfig(), "tables", Path("t"), TABLE_2, changed)
+
+    assert "no-guard" not in made().rows()
+    with pytest.raises(InputError, match="no-guard needs health checks"):
+        replace(made(), config=TableConfig(rows=("no-guard",))).rows()
+    guarded = made("health.margin=2")
+    assert "no-guard" in guarded.rows()
+    margins = {}
+    for name in ("realm", "no-guard"):
+        argv = commands._make_start(guarded, name, 0).argv
+        given = dict(one.split("=") for flag, one in itertools.pairwise(argv) if flag == "--set")
+        margins[name] = given["health.margin"]  # of settings with the same name, the last one counts
+    assert margins == {"realm": "2", "no-guard": "-1.0"}
+
+
 def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings_of_a_row() -> None:
     changed = {
         "pretrain": ("steps=2400", "refresh.every=38"),
