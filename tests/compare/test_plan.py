@@ -252,13 +252,26 @@ def test_what_cannot_be_used_is_one_line_before_the_first_stage(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
 
 
-def test_a_preset_without_documents_and_questions_is_refused(tmp_path, monkeypatch, capsys) -> None:
+def test_a_preset_without_documents_and_questions_needs_them_and_the_encoder(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", "paper", "--rows", "orqa"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("realm: paper has no table [data] with documents and questions: presets")
-    named = error.rstrip().partition("such a table are ")[2].split(", ")
-    assert {"tables", "wikipedia", "wikipedia-nq"} <= set(named) and not {"paper", "demo"} & set(named)
+    corpus, encoder = 'data.corpus=["no.tsv"]', "data.encoder=bert-base-uncased"
+    for given in (
+        [],
+        [corpus],
+        [encoder],
+    ):  # without an encoder, the paper's tables would be of the packaged one
+        words = [word for one in given for word in ("--set", one)]
+        assert cli.main(["compare", "paper", "--rows", "orqa", *words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(
+            "realm: paper has no table [data] with documents and questions: give data.corpus"
+        )
+        named = error.rstrip().partition("such a table: ")[2].split(", ")
+        assert {"tables", "wikipedia", "wikipedia-nq"} <= set(named) and not {"paper", "demo"} & set(named)
+    assert cli.main(["compare", "paper", "--rows", "orqa", "--set", corpus, "--set", encoder]) == 2
+    assert "no.tsv" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
