@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--data",
         type=Path,
-        help="folder with simplewiki/articles.jsonl.xz, for the tests on a real Wikipedia",
+        help="folder with the files that docs/compare.md lists, for the tests on a real Wikipedia and on published questions",
     )
     parser.addoption("--trials-seed", type=int, default=0, help="draws what the slow trials do")
 

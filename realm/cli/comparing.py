@@ -213,10 +213,12 @@ def _table(args: argparse.Namespace, title: str) -> None:
     changed, args.set = by_table(args.set, names)
     if unknown := [one for one in args.set if "." in one.partition("=")[0]]:
         raise InputError(f"--set {unknown[0]}: the table must be one of {', '.join(names)}")
-    if "data" not in {*tables_of(args.config), *changed}:
+    given_data = {one.partition("=")[0].strip() for one in changed.get("data", ())}
+    if "data" not in tables_of(args.config) and not {"corpus", "encoder"} <= given_data:
         known = ", ".join(name for name in presets() if "data" in tables_of(name))
         raise InputError(
-            f"{args.config} has no table [data] with documents and questions: presets with such a table are {known}"
+            f"{args.config} has no table [data] with documents and questions: give data.corpus and data.encoder with --set, "
+            f"and data.train and data.tests.NAME if you have questions; or use one of the presets with such a table: {known}"
         )
     data = read_config(DataConfig, args.config, "data", changed.pop("data", ()))
     config = settings(args, TableConfig)

@@ -93,20 +93,21 @@ class TablePlan:
         """The rows to make, in the order of the table.
 
         Raises:
-            InputError: a row in `config.rows` does not exist, or needs data that are not given.
+            InputError: a row in `config.rows` does not exist, or needs data or a setting that are not given.
         """
-        wanted = self.config.rows or tuple(name for name in self.table if name not in self.left_out())
+        left_out = self.left_out()
+        wanted = self.config.rows or tuple(name for name in self.table if name not in left_out)
         for name in wanted:
             if name not in self.table:
                 raise InputError(f"there is no row {name!r}: rows are {', '.join(self.table)}")
-            if name in self.left_out():
-                raise InputError(f"the row {name} needs {self.left_out()[name]}")
+            if name in left_out:
+                raise InputError(f"the row {name} needs {left_out[name]}")
         others = {beside(self.table[name].start) for name in wanted} - {"realm"}
         with_models = {*wanted, *(self.table[name].of for name in wanted), *others}
         return {name: row for name, row in self.table.items() if name in with_models}
 
     def left_out(self) -> dict[str, str]:
-        """Name of a row that cannot be made -> what the row needs."""
+        """Name of a row that cannot be made, or would be the same as another row -> what the row needs."""
         lacking = {}
         for name, row in self.table.items():
             if STARTS[row.start].other_text and not self.data.text:
@@ -117,6 +118,8 @@ class TablePlan:
                 lacking[name] = "the inverse cloze task: set data.warm_start to true"
             if name == GIVEN and self.data.warm_start:
                 lacking[name] = "an encoder that can already retrieve: set data.warm_start to false"
+            if row.start == "no-guard" and self.pretrain.health.margin < 0:  # REALM has no guard either
+                lacking[name] = "health checks that can refuse an index: set pretrain.health.margin to 2"
         return lacking
 
     def starts(self) -> list[str]:

@@ -65,6 +65,24 @@ def test_without_a_warm_start_no_model_is_made_by_the_inverse_cloze_task() -> No
             made.add(name)
 
 
+def test_the_row_without_health_checks_is_made_only_beside_a_realm_that_has_them() -> None:
+    def made(*settings: str) -> TablePlan:
+        changed = {"pretrain": settings}
+        return TablePlan(TableConfig(), DataConfig(), "tables", Path("t"), TABLE_2, changed)
+
+    assert "no-guard" not in made().rows()
+    with pytest.raises(InputError, match="no-guard needs health checks"):
+        replace(made(), config=TableConfig(rows=("no-guard",))).rows()
+    guarded = made("health.margin=2")
+    assert "no-guard" in guarded.rows()
+    margins = {}
+    for name in ("realm", "no-guard"):
+        argv = commands._make_start(guarded, name, 0).argv
+        given = dict(one.split("=") for flag, one in itertools.pairwise(argv) if flag == "--set")
+        margins[name] = given["health.margin"]  # of settings with the same name, the last one counts
+    assert margins == {"realm": "2", "no-guard": "-1.0"}
+
+
 def test_changed_settings_of_a_stage_reach_all_its_commands_but_not_the_settings_of_a_row() -> None:
     changed = {
         "pretrain": ("steps=2400", "refresh.every=38"),
@@ -234,13 +252,26 @@ def test_what_cannot_be_used_is_one_line_before_the_first_stage(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["q.jsonl"]
 
 
-def test_a_preset_without_documents_and_questions_is_refused(tmp_path, monkeypatch, capsys) -> None:
+def test_a_preset_without_documents_and_questions_needs_them_and_the_encoder(
+    tmp_path, monkeypatch, capsys
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compare", "paper", "--rows", "orqa"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("realm: paper has no table [data] with documents and questions: presets")
-    named = error.rstrip().partition("such a table are ")[2].split(", ")
-    assert {"tables", "wikipedia", "wikipedia-nq"} <= set(named) and not {"paper", "demo"} & set(named)
+    corpus, encoder = 'data.corpus=["no.tsv"]', "data.encoder=bert-base-uncased"
+    for given in (
+        [],
+        [corpus],
+        [encoder],
+    ):  # without an encoder, the paper's tables would be of the packaged one
+        words = [word for one in given for word in ("--set", one)]
+        assert cli.main(["compare", "paper", "--rows", "orqa", *words]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(
+            "realm: paper has no table [data] with documents and questions: give data.corpus"
+        )
+        named = error.rstrip().partition("such a table: ")[2].split(", ")
+        assert {"tables", "wikipedia", "wikipedia-nq"} <= set(named) and not {"paper", "demo"} & set(named)
+    assert cli.main(["compare", "paper", "--rows", "orqa", "--set", corpus, "--set", encoder]) == 2
+    assert "no.tsv" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -360,7 +360,7 @@ def test_ablations_differ_in_what_they_name_only(home, ablated) -> None:
         "two-towers": set(),
         "no-ict": {"ict"},
         "no-warmup": {"warmup"},
-        "no-guard": set(),  # the preset has none
+        "no-guard": {"health"},
         "no-injected": {"injected"},
         "bm25-candidates": {"bm25"},
     }

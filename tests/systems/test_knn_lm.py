@@ -1,8 +1,10 @@
 """kNN-LM against plain loops: entries of the datastore, neighbours, interpolation, and REALM's predictions beside it."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from realm.index.versions import complete_index
 from realm.masking.candidates import CandidateRule, choose_candidates, embed_queries
 from realm.masking.held_out import held_out_queries
 from realm.masking.masked_queries import each_span, repeats_text
-from realm.model.folder import load_model
+from realm.model.folder import load_model, save_model
 from realm.store.knowledge_base import KnowledgeBase, build
 from realm.systems import knn_lm
 from realm.systems.knn_lm import (
@@ -326,6 +328,93 @@ def test_the_command_reports_all_three_on_the_same_facts(own_kb, tiny_model_fold
     assert cli.main([*words, "--set", "device=cpu"]) == 0
     shown = capsys.readouterr().out
     assert "kNN-LM" in shown and "REALM minus row" in shown
+
+
+class Position(NamedTuple):
+    """A masked wordpiece: what the model predicts for it alone, and all entries of other texts."""
+
+    target: int
+    lm: list[float]
+    distances: list[float]
+    values: list[int]
+
+
+def plain_positions(kb, model, store, query) -> list[Position]:
+    joint = joint_inputs([query.ids], [[]], model.tokenizer, model.lengths)
+    bert, places = model.reader.bert, torch.from_numpy(query.positions) + 1
+    with torch.no_grad():
+        states_BTH = bert.bert(joint.ids_BT, joint.mask_BT, joint.segments_BT)
+        states = bert.cls.predictions.transform(states_BTH[0, places]).double().numpy()
+        predicted = model.reader(joint, torch.zeros_like(places), places).double().exp().tolist()
+    others = [
+        n
+        for n, passage in enumerate(store.passage_N)
+        if passage != query.passage and not repeats_text(query.original, kb.tokens.body.row(passage))
+    ]
+    values = [int(store.value_N[n]) for n in others]
+    return [
+        Position(
+            int(target),
+            lm,
+            [float(((store.key_NH[n].astype(np.float64) - state) ** 2).sum()) for n in others],
+            values,
+        )
+        for target, lm, state in zip(query.targets, predicted, states, strict=True)
+    ]
+
+
+def plain_mixture(position: Position, temperature: float, weight: float) -> list[float]:
+    nearest = min(position.distances)
+    near = [math.exp((nearest - distance) / temperature) for distance in position.distances]
+    total = sum(near)
+    mixed = [(1 - weight) * share for share in position.lm]
+    for value, share in zip(position.values, near, strict=True):
+        mixed[value] += weight * share / total
+    return mixed
+
+
+def test_lambda_and_temperature_are_the_best_of_one_half_and_the_results_are_of_the_other(
+    own_kb, tiny_model, tmp_path
+) -> None:
+    kb = holding_out(own_kb, 0.99)
+    # This model predicts frequent words, about as well as the neighbours do, so the best lambda is neither 0 nor the largest.
+    words = np.concatenate([query.targets for query in spans_of(kb, tiny_model)])
+    with torch.no_grad():
+        for parameter in tiny_model.reader.parameters():
+            parameter.mul_(2 if parameter.ndim > 1 else 1)
+        frequent = np.bincount(words, minlength=tiny_model.tokenizer.vocab_size)
+        tiny_model.reader.bert.cls.predictions.decoder.bias.copy_(torch.from_numpy(np.log(frequent + 1e-3)))
+    save_model(tiny_model, tmp_path / "model")
+    report = knn_lm.measure(kb, str(tmp_path / "model"), tmp_path / "store", CONFIG)
+
+    model = load_model(tmp_path / "model")
+    store = open_datastore(model, str(tmp_path / "model"), kb, tmp_path / "store", CONFIG)
+    assert len(store.value_N) <= knn_lm.NEIGHBOURS  # all entries of other texts are neighbours
+    read = [plain_positions(kb, model, store, query) for query in held_out_queries(kb, 30, 100)]
+
+    def nats(half: list[list[Position]], temperature: float, weight: float) -> float:
+        logs = [
+            math.log(max(plain_mixture(one, temperature, weight)[one.target], 1e-30))
+            for query in half
+            for one in query
+        ]
+        return -sum(logs) / len(logs)
+
+    def best(half: list[list[Position]]) -> tuple[float, float]:
+        choices = [(t, w) for t in knn_lm.TEMPERATURES for w in knn_lm.LAMBDAS]
+        return min(choices, key=lambda choice: nats(half, *choice))
+
+    first, second = read[::2], read[1::2]
+    chosen = best(first)
+    assert (report["temperature"], report["knn_weight"]) == chosen != best(second)
+    assert 0 < chosen[1] < max(knn_lm.LAMBDAS)
+    assert report["n"] == len(second)
+    assert report["knn_lm"]["nats"] == pytest.approx(nats(second, *chosen), abs=1e-3)
+    right = [
+        all(int(np.argmax(plain_mixture(one, *chosen))) == one.target for one in query) for query in second
+    ]
+    assert 0 < sum(right) < len(right)
+    assert report["knn_lm"]["span_accuracy"] == pytest.approx(100 * sum(right) / len(right), abs=1e-3)
 
 
 def test_a_span_is_predicted_if_all_its_wordpieces_are(queries) -> None:
