@@ -28,7 +28,7 @@ from realm.model.modes import evaluating
 from realm.model.scores import scores
 from realm.qa.answers import Answer, AnsweringIndex, Answers, Hit, RankedPassage, ReadPassage, Span
 from realm.qa.reading import Reading, joint_reading, reference_question, reference_reading
-from realm.qa.scoring.metrics import normalise_answer
+from realm.qa.scoring.metrics import normalise_answer, stands_for
 from realm.qa.span_ranking import PassageSpans, SpanRanking
 from realm.search.postgres_table import is_address
 from realm.search.retriever import Retriever
@@ -39,7 +39,7 @@ from realm.tokens.layouts import NULL_PASSAGE, passage_inputs, query_inputs
 ROWS_READ = 16
 """Number of passages in a batch of the span reader."""
 SPANS_ADDED_UP = 200
-"""Number of best spans of a question whose softmax probabilities are added up by text; all other spans are negligible."""
+"""Number of best spans of a question whose softmax probabilities are added up by answer; all other spans are negligible."""
 NEEDS_READER = "the model has no span reader: train one with `realm finetune`"
 
 
@@ -55,7 +55,7 @@ class AnswerConfig(DeviceConfig):
     name), or a realm model. The probabilities are then not calibrated; to calibrate them, save this reader into a model with
     `realm convert --retriever`, and run `realm calibrate`. None: the model's own reader."""
     answers: int = 5
-    """Largest number of answers returned. Their texts differ, and their spans do not overlap."""
+    """Largest number of answers returned. They differ in more than a few words, and their spans do not overlap."""
     threshold: float | None = None
     """Probability below which an answer is a guess; None: the threshold of the calibration, or 0 without one."""
     mapped_index: bool = False
@@ -84,7 +84,7 @@ class _Evidence(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """A span that may be the answer, its passage, and its normalised text."""
+    """A span that may be the answer, its passage, and the normalised text of the best span with the same answer."""
 
     passage: int
     name: str
@@ -379,9 +379,9 @@ class Answerer:
         ranked: Sequence[RankedPassage],
         features: Features,
     ) -> dict[int, _Found]:
-        """Place -> the span, with the calibrated probability of its text; the first place is that of the best span.
+        """Place -> the span, with the calibrated probability of its answer; the first place is that of the best span.
 
-        The probabilities of spans with the same normalised text are added up.
+        The probabilities of spans with the same answer (`_first_of_answer`) are added up.
         """
         located = {place: ranking.locate(place) for place in places}
         texts = {place: ranked[one.passage].text[one.start : one.end] for place, one in located.items()}
@@ -390,7 +390,9 @@ class Answerer:
             texts = {
                 place: published.decode(one.ids, skip_special_tokens=False) for place, one in located.items()
             }
-        names = {place: normalise_answer(text) for place, text in texts.items()}
+        normalised = {place: normalise_answer(text) for place, text in texts.items()}
+        first_of = _first_of_answer(normalised.values())
+        names = {place: first_of[name] for place, name in normalised.items()}
         shares: dict[str, float] = {}
         for place, name in names.items():
             shares[name] = shares.get(name, 0.0) + float(ranking.share_F[place])
@@ -411,8 +413,23 @@ class Answerer:
         }
 
 
+def _first_of_answer(texts: Iterable[str]) -> dict[str, str]:
+    """Normalised text of a span -> the first text with the same answer. `texts` are those of the spans, best first.
+
+    A text has the same answer as the first text that would be acceptable if this text were the right one.
+    """
+    first_of: dict[str, str] = {}
+    answers: list[str] = []
+    for text in dict.fromkeys(texts):
+        first = next((answer for answer in answers if stands_for(answer, text)), None)
+        if first is None:
+            answers.append(text)
+        first_of[text] = text if first is None else first
+    return first_of
+
+
 def _distinct(found: Iterable[_Found], ranked: Sequence[RankedPassage], most: int) -> list[Answer]:
-    """The first `most` spans whose texts differ, and which do not overlap in a passage."""
+    """The first `most` spans whose answers differ, and which do not overlap in a passage."""
     answers: dict[str, Answer] = {}
     taken: list[_Found] = []
     for one in found:

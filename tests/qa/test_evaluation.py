@@ -32,6 +32,7 @@ from realm.qa.scoring.metrics import (
     normalise_answer,
     recall_at,
     regex_match,
+    stands_for,
 )
 
 # -- one prediction
@@ -205,6 +206,17 @@ def test_a_part_is_found_wherever_it_is(part: list[str], answer: list[str]) -> N
     prediction = " ".join(f"{letter}x" for letter in part)
     is_part = "".join(part) in "".join(answer) and 2 * len(part) >= len(answer)
     assert is_acceptable(prediction, asked) == (is_part or contains_answer(prediction, asked))
+
+
+WORDS = st.lists(st.sampled_from(["the", "south", "korea", "1,989"]), max_size=5).map(" ".join)
+
+
+@given(WORDS, WORDS)
+def test_a_text_stands_for_another_if_it_is_acceptable_where_the_other_is_right(
+    text: str, other: str
+) -> None:
+    text, other = normalise_answer(text), normalise_answer(other)
+    assert stands_for(text, other) == is_acceptable(text, Question("1", "which?", (other,)))
 
 
 def test_recall_beyond_what_was_retrieved_is_null() -> None:

@@ -148,17 +148,29 @@ def is_acceptable(prediction: str, question: Question, scoring: Scoring = OURS) 
     contained = contains_answer(prediction, question, scoring)
     if contained or question.regex:
         return contained
-    words = normalise_answer(prediction, scoring.normalise).split()
-    return any(
-        _is_half(words, normalise_answer(answer, scoring.normalise).split()) for answer in question.answers
-    )
+    predicted = normalise_answer(prediction, scoring.normalise)
+    return any(_is_half(predicted, normalise_answer(one, scoring.normalise)) for one in question.answers)
 
 
-def _is_half(words: list[str], answer: list[str]) -> bool:
-    """Whether `words` are at least half of the words of `answer`, in one piece."""
-    return 2 * len(words) >= len(answer) > 0 and any(
-        answer[start : start + len(words)] == words for start in range(len(answer) - len(words) + 1)
-    )
+def stands_for(text: str, other: str) -> bool:
+    """Whether the answer `text` is acceptable if `other` is right: it contains `other`, or is one piece of `other` with at
+    least half of its words. Both are normalised (`normalise_answer`); an empty text stands only for itself.
+
+    >>> stands_for("sir alexander fleming", "fleming"), stands_for("fleming", "sir alexander fleming")
+    (True, False)
+    """
+    if not text or not other:
+        return text == other
+    return _is_piece(other, text) or _is_half(text, other)
+
+
+def _is_half(part: str, text: str) -> bool:
+    """Whether `part` is one piece of `text` with at least half of its words. Both are normalised."""
+    return 2 * len(part.split()) >= len(text.split()) > 0 and _is_piece(part, text)
+
+
+def _is_piece(part: str, text: str) -> bool:
+    return f" {part} " in f" {text} "
 
 
 class _Spaced(dict[int, str]):
