@@ -170,6 +170,15 @@ def cluster() -> Iterator["Cluster"]:
 
 
 @pytest.fixture
+def mortal_cluster(cluster: "Cluster") -> Iterator["Cluster"]:
+    """The cluster, for a test that removes a node: the next test has two nodes again."""
+    yield cluster
+    if not cluster.worker_nodes:
+        cluster.add_node(num_cpus=1)
+        cluster.wait_for_nodes()
+
+
+@pytest.fixture
 def own_kb(tiny_kb: "KnowledgeBase", tiny_model_folder: Path, tmp_path: Path) -> "KnowledgeBase":
     """A copy of the towns and their index, to be changed."""
     from realm.store.knowledge_base import KnowledgeBase

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -125,8 +125,8 @@ def test_a_rank_that_never_starts_is_an_error_after_a_limit(rank: int, missing: 
 
 @pytest.fixture
 def start(tiny_kb, tiny_model_folder, tmp_path):
-    """Starts a pre-training run in so many processes; with `machine` 1 or 2, on one of two machines. `program` stands for
-    `-m realm`."""
+    """Starts a pre-training run in so many processes; with `machine` 1 or 2, on one of two machines, whose addresses begin with
+    `network`. `program` stands for `-m realm`, and `inside` is the command that starts it elsewhere."""
     port = free_port()
 
     def begin(
@@ -137,6 +137,8 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
         restarts: int = 0,
         machine: int = 0,
         program: Sequence[str] = ("-m", "realm"),
+        network: str = "127.0.0.",
+        inside: Sequence[str] = (),
     ) -> subprocess.Popen:
         arguments = pretraining(tiny_kb, tiny_model_folder, [*SETTINGS, *settings])
         torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
@@ -144,12 +146,12 @@ def start(tiny_kb, tiny_model_folder, tmp_path):
         launch += ["--max-restarts", str(restarts)] if restarts else []
         if machine:
             launch += f"--nnodes {1 if restarts else 2}:2 --rdzv-id {name} --rdzv-backend c10d".split()
-            launch += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", f"127.0.0.{machine}"]
+            launch += ["--rdzv-endpoint", f"{network}1:{port}", "--local-addr", f"{network}{machine}"]
             launch += ["--rdzv-conf", f"is_host={machine == 1}"]  # otherwise both would be the host
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}  # for torchrun's logs
         with (tmp_path / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, *launch, *program, *arguments, "--out", str(tmp_path / name)],
+                [*inside, sys.executable, *launch, *program, *arguments, "--out", str(tmp_path / name)],
                 env=environment, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -250,6 +252,50 @@ def test_two_machines_train_as_one_and_one_goes_on_if_the_other_dies(start, tmp_
     dead.wait()
     assert left.wait(timeout=600) == 0, (tmp_path / "run.log").read_text()
     assert_same_curve(tmp_path / "run", tmp_path / "whole")
+
+
+NETWORK = "10.77.0."
+"""The first three numbers of the addresses in the network of `namespaces`."""
+
+
+@pytest.fixture
+def namespaces() -> Iterator[list[str]]:
+    """Two network namespaces that are joined by a cable and see no other network, if they are permitted."""
+    names = [f"realm{os.getpid()}-{machine}" for machine in (1, 2)]
+    first, second = names
+    commands = [f"netns add {name}" for name in names]
+    commands.append(f"link add cable netns {first} type veth peer name cable netns {second}")
+    for machine, name in enumerate(names, start=1):
+        commands.append(f"-n {name} address add {NETWORK}{machine}/24 dev cable")
+        commands += [f"-n {name} link set {device} up" for device in ("lo", "cable")]
+    try:
+        for command in commands:
+            subprocess.run(["ip", *command.split()], check=True, capture_output=True, text=True)
+        yield names
+    except FileNotFoundError:
+        pytest.skip("there is no command `ip`")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"network namespaces are not permitted: {error.stderr.strip()}")
+    finally:
+        for name in names:
+            with suppress(FileNotFoundError):
+                subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_two_machines_with_only_a_cable_between_them_train_as_one(
+    start, namespaces, tmp_path, monkeypatch
+) -> None:
+    """Unlike with two addresses of one machine, a process does not reach the other machine by its own loopback device."""
+    # Without this variable, gloo uses the address of the machine's name, which may be that of the loopback device.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "cable")
+    assert start("whole", 1).wait() == 0
+    both = [
+        start("both", 1, machine=machine, network=NETWORK, inside=["ip", "netns", "exec", name])
+        for machine, name in enumerate(namespaces, start=1)
+    ]
+    assert [agent.wait(timeout=600) for agent in both] == [0, 0], (tmp_path / "both.log").read_text()
+    assert_same_curve(tmp_path / "both", tmp_path / "whole")
 
 
 SOON = """

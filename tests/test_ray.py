@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray.cluster_utils import Cluster
 
 from realm import ray_actors
 from realm.cli import main
@@ -141,13 +142,21 @@ def test_work_of_a_killed_process_is_done_by_others(cluster, tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_work_of_a_killed_node_is_done_by_the_other(cluster, tmp_path) -> None:
-    results = map_on_ray(partial(squares, tmp_path, 0.3), iter(range(12)), cluster.address)
+def test_work_of_a_killed_node_is_done_by_the_other(mortal_cluster, tmp_path) -> None:
+    results = map_on_ray(partial(squares, tmp_path, 0.3), iter(range(12)), mortal_cluster.address)
     assert next(results) == 0
-    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    kill_node(mortal_cluster)
     assert list(results) == [number**2 for number in range(1, 12)]
-    cluster.add_node(num_cpus=1)  # for the next test
-    cluster.wait_for_nodes()
+
+
+def kill_node(cluster: Cluster) -> list[int]:
+    """Kills the node to which no program is connected -> the processes that worked there, which end a little later."""
+    node = cluster.worker_nodes.copy().pop()
+    (raylet,) = node.all_processes["raylet"]
+    children = Path(f"/proc/{raylet.process.pid}/task/{raylet.process.pid}/children").read_text().split()
+    there = [pid for pid in workers() if str(pid) in children]
+    cluster.remove_node(node, allow_graceful=False)
+    return there
 
 
 @pytest.mark.slow
@@ -283,14 +292,74 @@ def test_vectors_are_those_of_one_process_if_processes_of_the_cluster_are_killed
     np.testing.assert_allclose(found.array, expected(tiny_kb, tiny_model), atol=4e-3)
 
 
+def pausing(
+    prepare: Callable[[], Callable[[np.ndarray], list[np.ndarray]]], begun: Path, removed: Path
+) -> Callable[[np.ndarray], list[np.ndarray]]:
+    """Prepares the function whose second half of calls notes itself by a file and waits until `removed` exists."""
+    embed = prepare()
+
+    def pause(number_n: np.ndarray) -> list[np.ndarray]:
+        if number_n[0] >= 14:
+            (begun / f"{number_n[0]} {os.getpid()}").touch()
+            while not removed.exists():
+                time.sleep(0.05)
+        return embed(number_n)
+
+    return pause
+
+
+@pytest.mark.slow
+def test_vectors_are_those_of_one_process_if_a_node_of_the_cluster_is_killed(
+    mortal_cluster, tiny_kb, tiny_model, tiny_model_folder, tmp_path, monkeypatch
+) -> None:
+    begun, removed, out = (tmp_path / name for name in ("begun", "removed", "out"))
+    begun.mkdir()
+
+    def paused(prepare: Callable[[], Any], *others: Any, **settings: Any) -> Iterator[np.ndarray]:
+        return map_on_ray(partial(pausing, prepare, begun, removed), *others, **settings)
+
+    monkeypatch.setattr("realm.index.ray_embedding.CHUNK", 2)
+    monkeypatch.setattr("realm.index.ray_embedding.map_on_ray", paused)
+
+    def kill() -> None:
+        end = time.monotonic() + 120
+        while len(pids(begun)) < 2 and time.monotonic() < end:  # each node embeds a chunk
+            time.sleep(0.05)
+        try:
+            ending = kill_node(mortal_cluster)
+            while any(Path(f"/proc/{pid}").exists() for pid in ending) and time.monotonic() < end:
+                time.sleep(0.05)
+        finally:
+            removed.touch()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    build_index(
+        tiny_kb, str(tiny_model_folder), IndexConfig("ray", mortal_cluster.address, precision="fp32"), out
+    )
+    killer.join()
+    assert len(list(begun.iterdir())) > 7  # of the seven chunks, one was given to both nodes
+    found = vectors.read(out, tiny_kb.keys_N)
+    assert found is not None and len(found.missing) == 0
+    np.testing.assert_allclose(found.array, expected(tiny_kb, tiny_model), atol=4e-3)
+
+
 def killed_workers() -> int:
     """Kills all processes of the cluster that work -> their number."""
     found = 0
+    for pid in workers():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            found += 1
+    return found
+
+
+def workers() -> list[int]:
+    """The processes of the cluster that work."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):  # the process has ended
-            if b"ray::_Worker" in path.read_bytes():
-                os.kill(int(path.parent.name), signal.SIGKILL)
-                found += 1
+            found += [int(path.parent.name)] if b"ray::_Worker" in path.read_bytes() else []
     return found
 
 

@@ -16,6 +16,7 @@ from realm.documents.formats import compressed
 from realm.documents.reading import ReadingReport, read_documents
 from realm.errors import InputError
 from realm.text.corpus import Document
+from tests.documents.writers import page, write_dump
 
 
 def zstd(data: bytes) -> bytes:
@@ -124,6 +125,15 @@ def test_a_few_bytes_that_stand_for_very_many_are_refused(tmp_path: Path, ending
     file.write_bytes(COMPRESS[ending](lines(1) + b"\n" * (4 << 17)))
     documents, report = read(file)
     assert len(documents) == 1
+    assert [one.reason for one in report.left_out] == ["too long"]
+    assert "decompress to over 131,072" in report.left_out[0].problem
+
+
+def test_a_few_bytes_of_a_dump_that_stand_for_very_many_are_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(compressed, "_SMALL", 1 << 17)
+    file = write_dump(tmp_path / "a.xml.bz2", [page("Arden", "A town."), " " * (4 << 17)])
+    documents, report = read(file)
+    assert [one.title for one in documents] == ["Arden"]
     assert [one.reason for one in report.left_out] == ["too long"]
     assert "decompress to over 131,072" in report.left_out[0].problem
 

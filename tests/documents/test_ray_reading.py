@@ -33,14 +33,17 @@ from realm.store.ingest import cut_documents
 from realm.text.corpus import Document
 from tests.documents.test_remote import serving
 from tests.documents.writers import page, word, write_dump, write_multistream
-from tests.test_ray import killed_workers
+from tests.test_ray import kill_node, killed_workers
+
+PART_BYTES, BLOCK_BYTES = 3000, 2000
+"""Limits so small that the files of the tests are split."""
 
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch) -> list[str]:
-    """Files of many formats, of which some cannot be read, with relative paths, and small limits so that all are split."""
-    monkeypatch.setattr(multistream, "PART_BYTES", 3000)
-    monkeypatch.setattr(parallel_reading, "BLOCK_BYTES", 2000)
+    """Files of many formats, of which some cannot be read, with relative paths; all large ones are split."""
+    monkeypatch.setattr(multistream, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(parallel_reading, "BLOCK_BYTES", BLOCK_BYTES)
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "corpus"
     (folder / "more").mkdir(parents=True)
@@ -135,8 +138,7 @@ def test_killed_build_on_a_cluster_continues_after_its_last_commit(
     expected = json.loads(capsys.readouterr().out)
     every = cut.copy()
     command = [*words, "killed", "--engine", "ray", "--ray-address", cluster.address]
-    with Path("killed.log").open("wb") as log:
-        killed = subprocess.Popen([sys.executable, "-m", "realm", *command], stdout=log, stderr=log)
+    killed = started(command)
     end = time.monotonic() + 300
     while committed() < 500:
         assert killed.poll() is None and time.monotonic() < end, Path("killed.log").read_text()
@@ -153,23 +155,45 @@ def test_killed_build_on_a_cluster_continues_after_its_last_commit(
 
 
 @pytest.mark.slow
-def test_killed_processes_of_a_cluster_do_not_change_a_build(cluster, sources, capsys) -> None:
+@pytest.mark.parametrize("what", ["processes", "node"])
+def test_killed_processes_or_a_killed_node_of_a_cluster_do_not_change_a_build(
+    what, mortal_cluster, sources, capsys
+) -> None:
     words = ["kb", "build", *sources, "--tagger", "rules", "--set", "commit_every=100", "--json", "--out"]
     assert main([*words, "local", "--processes", "1"]) == 0
     expected = json.loads(capsys.readouterr().out)
-    command = [*words, "killed", "--engine", "ray", "--ray-address", cluster.address]
-    with Path("killed.json").open("wb") as out, Path("killed.log").open("wb") as log:
-        running = subprocess.Popen([sys.executable, "-m", "realm", *command], stdout=out, stderr=log)
+    command = [*words, "killed", "--engine", "ray", "--ray-address", mortal_cluster.address]
+    running = started(command)
     end = time.monotonic() + 300
     while committed() < 300:
         assert running.poll() is None and time.monotonic() < end, Path("killed.log").read_text()
         time.sleep(0.01)
-    assert killed_workers() > 0  # those that read and those that tag
+    if what == "node":
+        assert len(kill_node(mortal_cluster)) == 2  # one that reads and one that tags
+    else:
+        assert killed_workers() > 0  # those that read and those that tag
     assert running.wait() == 0, Path("killed.log").read_text()
-    assert "was killed" in Path("killed.log").read_text()  # a message of Ray
+    said = {"processes": "was killed", "node": "Raylet is terminated"}[what]
+    assert said in Path("killed.log").read_text()  # a message of Ray
     assert json.loads(Path("killed.json").read_text()) == expected
     one, other = (lance.dataset(Path(kb, "passages.lance")).to_table() for kb in ("local", "killed"))
     assert one.equals(other)
+
+
+STARTED = f"""
+import sys
+from realm.cli import main
+from realm.documents import parallel_reading
+from realm.documents.wikipedia import multistream
+multistream.PART_BYTES, parallel_reading.BLOCK_BYTES = {PART_BYTES}, {BLOCK_BYTES}
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def started(command: list[str]) -> "subprocess.Popen[bytes]":
+    """A command in another process with the same small limits, which writes into killed.json and killed.log."""
+    with Path("killed.json").open("wb") as out, Path("killed.log").open("wb") as log:
+        return subprocess.Popen([sys.executable, "-c", STARTED, *command], stdout=out, stderr=log)
 
 
 def committed() -> int:

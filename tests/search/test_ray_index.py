@@ -25,6 +25,7 @@ from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
 from tests.serve.process import serving
 from tests.store.tiny import TinyTagger
+from tests.test_ray import kill_node
 
 COUNT = 1001
 pytestmark = pytest.mark.slow
@@ -78,15 +79,13 @@ def test_hits_and_vectors_are_those_of_one_index(divided) -> None:
     assert torch.equal(index.rows(numbers), whole.rows(numbers))
 
 
-def test_parts_of_a_killed_process_and_of_a_killed_node_are_loaded_again(divided, cluster) -> None:
+def test_parts_of_a_killed_process_and_of_a_killed_node_are_loaded_again(divided, mortal_cluster) -> None:
     whole, index = divided
     os.kill(places(index)[0][1], signal.SIGKILL)
     assert_same(index.search(queries(3), 20), whole.search(queries(3), 20))
-    cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+    kill_node(mortal_cluster)
     assert_same(index.search(queries(3), 20), whole.search(queries(3), 20))
     assert len({node for node, _ in places(index)}) == 1
-    cluster.add_node(num_cpus=1)  # for the next test
-    cluster.wait_for_nodes()
 
 
 def test_processes_end_with_the_index(divided, tmp_path) -> None:

@@ -247,6 +247,8 @@ class _Target:
             self._length += len(data)
             if self._length <= self._most:
                 self._parts.append(data)
+            else:
+                self._parts.clear()
 
     def end(self, tag: str) -> None:
         name = tag.rpartition("}")[2]

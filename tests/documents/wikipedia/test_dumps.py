@@ -19,6 +19,7 @@ from realm.documents.formats.records import Limits, Record
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps
 from realm.errors import InputError
+from tests.documents.test_columns import documents_and_megabytes
 from tests.documents.writers import HEAD, page, read, write_dump
 
 TOWNS = {
@@ -263,6 +264,8 @@ def test_a_page_of_100_megabytes_is_not_kept_in_memory(tmp_path: Path) -> None:
             file.write("long words " * 95_326)
         file.write("</text></revision></page>" + page("Arden", TOWNS["Arden"]) + "</mediawiki>")
     assert read(path) == ({"Arden": "Arden is a town on the Ouse."}, {"too long": 1})
+    said, megabytes = documents_and_megabytes(path)
+    assert said == "1 1" and megabytes < 80  # of a page, up to 64 MiB wait for its end
 
 
 def test_an_entity_that_grows_is_refused(tmp_path: Path) -> None:
