@@ -8,7 +8,10 @@ The index that training searches is divided among the ranks (`realm.search.shard
 """
 
 import gc
+import ipaddress
+import json
 import os
+import socket
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
@@ -46,6 +49,7 @@ def initialize(device: torch.device) -> torch.device:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         store, number, count = next(rendezvous("env://", timeout=TIMEOUT))
         store = store_of_attempt(store, number, count)
+        check_machine_names(store, number, count)
         _heartbeats = Heartbeats(store, number, count)
         dist.init_process_group(backend, store=store, rank=number, world_size=count, timeout=TIMEOUT)
     if device.type == "cuda" and device.index is None and world_size() > 1:
@@ -85,6 +89,35 @@ def store_of_attempt(store: Store, number: int, count: int) -> Store:
         missing = {other for other in missing if not store.check([f"realm/joined/{own}/{other}"])}
         time.sleep(0.02)
     return PrefixStore(own, store)
+
+
+def check_machine_names(store: Store, number: int, count: int) -> None:
+    """Checks that ranks on different machines can connect to each other. All ranks must call this function.
+
+    With gloo, a rank is reached at the address to which the name of its machine resolves there. On Debian and Ubuntu, this is
+    often 127.0.1.1, which other machines cannot reach.
+
+    Raises:
+        InputError: there are several machines, and the name of one of them has no such address.
+    """
+    machine = socket.gethostname()
+    reachable = "GLOO_SOCKET_IFNAME" in os.environ or _has_address(machine)
+    store.set(f"realm/machine/{number}", json.dumps([machine, reachable]))
+    found = [json.loads(store.get(f"realm/machine/{other}")) for other in range(count)]
+    alone = sorted({machine for machine, reachable in found if not reachable})
+    if alone and len({machine for machine, _ in found}) > 1:
+        raise InputError(
+            f"other machines cannot reach {', '.join(alone)}, because this name has no address there, or one that begins with "
+            "127: set GLOO_SOCKET_IFNAME to the network interface, such as eth0, in the environment of torchrun"
+        )
+
+
+def _has_address(machine: str) -> bool:
+    """Whether the name of this machine resolves to an address at which other machines may reach it."""
+    try:
+        return not ipaddress.ip_address(socket.gethostbyname(machine)).is_loopback
+    except OSError:
+        return False
 
 
 def _not_joined(number: int, missing: Sequence[int]) -> RealmError:

@@ -123,6 +123,43 @@ def test_a_rank_that_never_starts_is_an_error_after_a_limit(rank: int, missing: 
         distributed.store_of_attempt(dist.HashStore(), rank, 3)
 
 
+@pytest.mark.parametrize("interface", [None, "eth0"])
+@pytest.mark.parametrize("machines", [("a", "b"), ("b", "a"), ("a", "c"), ("a", "a"), ("b", "b")])
+def test_machines_that_others_cannot_reach_by_their_names_are_named_by_all_ranks(
+    machines: tuple[str, str], interface: str | None, monkeypatch
+) -> None:
+    store, refused = dist.HashStore(), dict[str, str]()
+
+    def address(machine: str) -> str:
+        if machine == "c":
+            raise socket.gaierror
+        return {"a": "10.0.0.2", "b": "127.0.1.1"}[machine]
+
+    def check(rank: int) -> None:
+        try:
+            distributed.check_machine_names(store, rank, 2)
+        except InputError as error:
+            refused[threading.current_thread().name] = str(error)
+
+    monkeypatch.setattr(socket, "gethostname", lambda: threading.current_thread().name.partition(" ")[0])
+    monkeypatch.setattr(socket, "gethostbyname", address)
+    if interface is not None:
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
+    ranks = [
+        threading.Thread(target=check, args=(rank,), name=f"{machine} {rank}")
+        for rank, machine in enumerate(machines)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(timeout=60)
+    alone = set(machines) & {"b", "c"}
+    named = alone if len(set(machines)) == 2 and interface is None else set()
+    assert len(refused) == (2 if named else 0)
+    for message in refused.values():
+        assert message.startswith(f"other machines cannot reach {''.join(named)}, because this name has")
+
+
 @pytest.fixture
 def start(tiny_kb, tiny_model_folder, tmp_path):
     """Starts a pre-training run in so many processes; with `machine` 1 or 2, on one of two machines, whose addresses begin with
