@@ -103,7 +103,7 @@ def check_machine_names(store: Store, number: int, count: int) -> None:
     machine = socket.gethostname()
     reachable = "GLOO_SOCKET_IFNAME" in os.environ or _has_address(machine)
     store.set(f"realm/machine/{number}", json.dumps([machine, reachable]))
-    found = [json.loads(store.get(f"realm/machine/{other}")) for other in range(count)]
+    found = [json.loads(one) for one in store.multi_get([f"realm/machine/{other}" for other in range(count)])]
     alone = sorted({machine for machine, reachable in found if not reachable})
     if alone and len({machine for machine, _ in found}) > 1:
         raise InputError(
@@ -115,9 +115,10 @@ def check_machine_names(store: Store, number: int, count: int) -> None:
 def _has_address(machine: str) -> bool:
     """Whether the name of this machine resolves to an address at which other machines may reach it."""
     try:
-        return not ipaddress.ip_address(socket.gethostbyname(machine)).is_loopback
-    except OSError:
+        found = socket.getaddrinfo(machine, None)
+    except (OSError, UnicodeError):  # no address, or a name that is too long for one
         return False
+    return not all(ipaddress.ip_address(address[0]).is_loopback for *_, address in found)
 
 
 def _not_joined(number: int, missing: Sequence[int]) -> RealmError:

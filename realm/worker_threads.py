@@ -12,9 +12,40 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
+
+
+class Submitted(Generic[Result]):
+    """A function that a thread calls, and its result."""
+
+    def __init__(self, function: Callable[[], Result]):
+        self._function = function
+        self._outcome: list[tuple[Result] | BaseException] = []
+        # From a `SimpleQueue`, a result could be taken and then lost, if Ctrl-C came before it is used.
+        self._called = threading.Lock()
+        self._called.acquire()
+
+    def call(self) -> None:
+        try:
+            self._outcome.append((self._function(),))
+        except BaseException as error:
+            self._outcome.append(error)
+        self._called.release()
+
+    def wait(self) -> None:
+        """Waits until the function has ended."""
+        with self._called:
+            pass
+
+    def result(self) -> Result:
+        """Waits for the result, and returns it or raises the exception of the function."""
+        self.wait()
+        outcome = self._outcome[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome[0]
 
 
 class WorkerThreads:
@@ -35,33 +66,19 @@ class WorkerThreads:
             self.close()
             raise
 
-    def submit(self, function: Callable[[], Result]) -> Callable[[], Result]:
-        """A function that waits for the result, and returns the result or raises the exception; after Ctrl-C, it can be called
-        again."""
-        outcome: list[tuple[Result] | BaseException] = []
-        called = threading.Lock()
-        called.acquire()
-
-        def call() -> None:
-            try:
-                outcome.append((function(),))
-            except BaseException as error:
-                outcome.append(error)
-            called.release()
-
-        def result() -> Result:
-            with called:
-                found = outcome[0]
-            if isinstance(found, BaseException):
-                raise found
-            return found[0]
-
-        self._submitted.put(call)
-        return result
+    def submit(self, function: Callable[[], Result]) -> Submitted[Result]:
+        """Gives a function to the threads."""
+        submitted = Submitted(function)
+        self._submitted.put(submitted.call)
+        return submitted
 
     def _work(self) -> None:
-        while call := self._submitted.get():
+        while True:
+            call = self._submitted.get()
+            if call is None:
+                return
             call()
+            del call  # else the thread holds the data of this function until it gets another one
 
     def close(self) -> None:
         """Waits for the functions that are being called. The others are not called, and have no result to wait for."""

@@ -130,10 +130,11 @@ def test_machines_that_others_cannot_reach_by_their_names_are_named_by_all_ranks
 ) -> None:
     store, refused = dist.HashStore(), dict[str, str]()
 
-    def address(machine: str) -> str:
+    def addresses(machine: str, port: None) -> list[tuple]:
         if machine == "c":
             raise socket.gaierror
-        return {"a": "10.0.0.2", "b": "127.0.1.1"}[machine]
+        found = {"a": ("fd00::2", "127.0.1.1"), "b": ("::1", "127.0.1.1")}[machine]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in found]
 
     def check(rank: int) -> None:
         try:
@@ -142,7 +143,7 @@ def test_machines_that_others_cannot_reach_by_their_names_are_named_by_all_ranks
             refused[threading.current_thread().name] = str(error)
 
     monkeypatch.setattr(socket, "gethostname", lambda: threading.current_thread().name.partition(" ")[0])
-    monkeypatch.setattr(socket, "gethostbyname", address)
+    monkeypatch.setattr(socket, "getaddrinfo", addresses)
     if interface is not None:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", interface)
     ranks = [

@@ -107,7 +107,7 @@ class TablePlan:
         return {name: row for name, row in self.table.items() if name in with_models}
 
     def left_out(self) -> dict[str, str]:
-        """Name of a row that cannot be made, or would be the same as another row -> what the row needs."""
+        """Name of a row that cannot be made, or that measures nothing -> what the row needs."""
         lacking = {}
         for name, row in self.table.items():
             if STARTS[row.start].other_text and not self.data.text:
@@ -118,7 +118,7 @@ class TablePlan:
                 lacking[name] = "the inverse cloze task: set data.warm_start to true"
             if name == GIVEN and self.data.warm_start:
                 lacking[name] = "an encoder that can already retrieve: set data.warm_start to false"
-            if row.start == "no-guard" and self.pretrain.health.margin < 0:  # REALM has no guard either
+            if row.start == "no-guard" and self.pretrain.health.margin < 0:  # REALM refuses no index either
                 lacking[name] = "health checks that can refuse an index: set pretrain.health.margin to 2"
         return lacking
 

@@ -72,9 +72,9 @@ class Span:
     """A span of a passage, `text[start:end]` of the passage.
 
     `score` is the span score plus the retrieval score of the passage. `probability` is the calibrated probability that the text
-    of the span is right, with a few words more or less: the softmax probabilities of all spans with the same answer, with a few
-    words more or less, are added up and then calibrated. The softmax is over the spans of all passages read, and over "no
-    answer" if the reader scores "no answer".
+    of the span is right, with a few words more or less. For this, the softmax probabilities of all spans for which the best
+    span with the same answer stands (`stands_for`) are added up and then calibrated. The softmax is over the spans of all
+    passages read, and over "no answer" if the reader scores "no answer".
     """
 
     text: str
@@ -143,7 +143,7 @@ class AnswersJson(TypedDict):
 class Answers:
     """The answers to one question, in the order of the scores of their best spans. The JSON of `to_json` is a stable interface.
 
-    A probability is that of several spans, so a later answer can have a higher one.
+    The probabilities of all spans with the same answer are added up, so a later answer can have a higher probability.
     """
 
     question: str

@@ -55,7 +55,7 @@ class AnswerConfig(DeviceConfig):
     name), or a realm model. The probabilities are then not calibrated; to calibrate them, save this reader into a model with
     `realm convert --retriever`, and run `realm calibrate`. None: the model's own reader."""
     answers: int = 5
-    """Largest number of answers returned. They differ in more than a few words, and their spans do not overlap."""
+    """Largest number of answers returned. No answer stands for a later one (`stands_for`), and their spans do not overlap."""
     threshold: float | None = None
     """Probability below which an answer is a guess; None: the threshold of the calibration, or 0 without one."""
     mapped_index: bool = False
@@ -416,7 +416,7 @@ class Answerer:
 def _first_of_answer(texts: Iterable[str]) -> dict[str, str]:
     """Normalised text of a span -> the first text with the same answer. `texts` are those of the spans, best first.
 
-    A text has the same answer as the first text that would be acceptable if this text were the right one.
+    A text has the same answer as the first text that stands for it (`stands_for`).
     """
     first_of: dict[str, str] = {}
     answers: list[str] = []
@@ -429,22 +429,21 @@ def _first_of_answer(texts: Iterable[str]) -> dict[str, str]:
 
 
 def _distinct(found: Iterable[_Found], ranked: Sequence[RankedPassage], most: int) -> list[Answer]:
-    """The first `most` spans whose answers differ, and which do not overlap in a passage."""
-    answers: dict[str, Answer] = {}
-    taken: list[_Found] = []
+    """The best spans of the first `most` answers, without answers whose best span overlaps an earlier one."""
+    best_of: dict[str, _Found] = {}
     for one in found:
-        if len(answers) == most:
-            break
+        best_of.setdefault(one.name, one)
+    taken: list[_Found] = []
+    for one in best_of.values():
         covered = any(
             one.passage == other.passage
             and one.span.start < other.span.end
             and other.span.start < one.span.end
             for other in taken
         )
-        if one.name not in answers and not covered:
-            answers[one.name] = Answer(**vars(one.span), passage=ranked[one.passage])
+        if not covered:
             taken.append(one)
-    return list(answers.values())
+    return [Answer(**vars(one.span), passage=ranked[one.passage]) for one in taken[:most]]
 
 
 def hybrid_bonus(score_BK: np.ndarray, method: Method) -> np.ndarray:

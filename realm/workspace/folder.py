@@ -74,7 +74,7 @@ class Workspace:
         return self.answers(question, method=method, where=where).best(str(self.folder / KB), where)
 
     def answers(self, question: str, *, method: Method | None = None, where: str | None = None) -> Answers:
-        """The best answers to a question, which have different texts, and all passages that were read.
+        """The best answers to a question, none of which stands for a later one (`stands_for`), and all passages that were read.
 
         `method` and `where` have the same meaning as in `answer`.
 

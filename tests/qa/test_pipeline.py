@@ -17,7 +17,7 @@ from realm.index.versions import complete_index
 from realm.model.folder import save_model
 from realm.model.span_reader import body_mask
 from realm.qa import pipeline, question_sets
-from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage, _around
+from realm.qa.answers import LIKELY, Answer, AnsweringIndex, Answers, RankedPassage, Span, _around
 from realm.qa.pipeline import AnswerConfig, Answerer
 from realm.qa.question_files import Question
 from realm.qa.question_sets import ask, evaluate_retrieval, question_ranks, retrieve_to_file
@@ -116,7 +116,7 @@ def test_an_evaluation_reads_as_many_passages_as_an_answer(tiny_kb, qa_folder, m
     assert found.answer == said.answers[0].text
 
 
-def test_answers_are_different_and_best_first(answerer) -> None:
+def test_answers_are_best_first_and_their_probabilities_are_at_most_1_together(answerer) -> None:
     for found in answerer.answer_batch(random_questions(20)):
         scores = [answer.score for answer in found.answers]
         assert scores == sorted(scores, reverse=True)
@@ -213,6 +213,32 @@ def test_answers_differ_and_do_not_overlap_and_are_the_best_of_these(answerer) -
         assert [one.score for one in answers] == sorted((one.score for one in answers), reverse=True)
         for one, other in itertools.combinations(answers, 2):
             assert one.passage.id != other.passage.id or one.end <= other.start or other.end <= one.start
+
+
+@pytest.mark.parametrize(
+    ("texts", "firsts"),
+    [
+        (["fleming", "sir alexander fleming", "alexander fleming"], [0, 1, 0]),
+        (["alexander fleming", "fleming", "sir alexander fleming", "alexander"], [0, 0, 0, 0]),
+        (["in 1954 and 1960", "1954", "1960", "1954 and 1961"], [0, 0, 0, 3]),
+        (["", "1960", "", "16"], [0, 1, 0, 3]),
+    ],
+)
+def test_a_text_has_the_answer_of_the_first_text_that_stands_for_it(texts, firsts) -> None:
+    found = pipeline._first_of_answer(texts)
+    assert [found[text] for text in texts] == [texts[first] for first in firsts]
+
+
+def test_no_listed_answer_stands_for_a_later_one_if_the_best_span_of_an_answer_is_covered() -> None:
+    passage = RankedPassage("1", "", "k l m d x y z", 1, 1.0, "d", {})
+    places = {"k l m d": (0, 7), "d x y z": (6, 13), "x y": (20, 23), "x y w v": (30, 37), "n": (40, 41)}
+    first_of = pipeline._first_of_answer(places)
+    found = [
+        pipeline._Found(0, first_of[text], Span(text, 0.0, 0.1, start, end))
+        for text, (start, end) in places.items()
+    ]
+    assert [one.text for one in pipeline._distinct(found, [passage], 5)] == ["k l m d", "x y w v", "n"]
+    assert [one.text for one in pipeline._distinct(found, [passage], 1)] == ["k l m d"]
 
 
 @pytest.mark.parametrize(

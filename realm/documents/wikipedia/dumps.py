@@ -301,7 +301,7 @@ class _Workers(AbstractContextManager["_Workers"]):
             return lambda: problem
         if self._kept is None:
             waiting = self._threads.submit(partial(self._parsed, page, dropped))
-            return lambda: _record(where, page.title, waiting())
+            return lambda: _record(where, page.title, waiting.result())
         return self._kept_result(self._kept, where, page, dropped)
 
     def _kept_result(
@@ -314,7 +314,7 @@ class _Workers(AbstractContextManager["_Workers"]):
         waiting = self._threads.submit(partial(self._parsed, page, dropped))
 
         def result() -> Record | Unreadable:
-            parsed = waiting()
+            parsed = waiting.result()
             kept.keep(key, zlib.compress(parsed, level=1))
             return _record(where, page.title, parsed)
 

@@ -4,16 +4,16 @@ A second torch thread does not make a small matrix product faster, because wakin
 `thread_map` each thread takes the next chunk, and computes the whole chunk with one torch thread.
 """
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
 
-from realm.worker_threads import WorkerThreads
+from realm.worker_threads import Submitted, WorkerThreads
 
 _pool_is_taken = Lock()
 
@@ -50,19 +50,18 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
     if threads == 1 or len(chunks) < 2 or not _pool_is_taken.acquire(blocking=False):
         take()
     else:
-        begun: list[Callable[[], None]] = []
+        begun: list[Submitted[None]] = []
         try:
             for _ in range(min(threads, len(chunks))):
                 begun.append(_pool(threads).submit(take))
             for done in begun:
-                done()
+                done.result()
         finally:
             try:
                 for _ in waiting:  # after an interrupt of this thread, no other thread takes another chunk
                     pass
                 for done in begun:  # afterwards the caller may change the data of the chunks
-                    with suppress(Exception):
-                        done()
+                    done.wait()
             finally:
                 _pool_is_taken.release()
     return [results[number] for number in range(len(chunks))]
@@ -71,7 +70,7 @@ def thread_map(work: Callable[[P], R], chunks: Sequence[P], autocast: bool = Fal
 @cache
 def _pool(threads: int) -> WorkerThreads:
     """Worker threads, each of which uses one torch thread."""
-    all_here = Barrier(threads)
+    pool, all_here = WorkerThreads(threads, "torch alone"), Barrier(threads)
 
     def prepare() -> None:
         torch.get_num_threads()  # initialises torch in the thread with the global number, so it has to come first
@@ -79,14 +78,17 @@ def _pool(threads: int) -> WorkerThreads:
         all_here.wait()
 
     try:
-        pool = WorkerThreads(threads, "torch alone")
         for done in [pool.submit(prepare) for _ in range(threads)]:
-            done()
+            done.result()
     except BaseException:
         all_here.abort()  # else the waiting threads would never end
+        pool.close()
         raise
     finally:
         torch.set_num_threads(threads)  # because `set_num_threads` in a thread also changes a global setting
+    atexit.register(
+        pool.close
+    )  # a thread that still computes with torch at the end of the process would abort it
     return pool
 
 

@@ -153,8 +153,8 @@ def is_acceptable(prediction: str, question: Question, scoring: Scoring = OURS) 
 
 
 def stands_for(text: str, other: str) -> bool:
-    """Whether the answer `text` is acceptable if `other` is right: it contains `other`, or is one piece of `other` with at
-    least half of its words. Both are normalised (`normalise_answer`); an empty text stands only for itself.
+    """As `is_acceptable`, for two normalised texts (`normalise_answer`): whether `text` contains the right answer `other` as
+    whole words, or is one piece of `other` with at least half of its words. An empty text stands only for itself.
 
     >>> stands_for("sir alexander fleming", "fleming"), stands_for("fleming", "sir alexander fleming")
     (True, False)

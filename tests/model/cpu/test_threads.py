@@ -2,6 +2,8 @@
 
 import multiprocessing
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -151,6 +153,27 @@ def test_a_forked_process_has_threads_of_its_own(two_threads) -> None:
     finally:
         child.kill()
         child.join()
+
+
+ENDS_WHILE_THREADS_COMPUTE = """
+import threading, time, torch
+from realm.model.cpu.threads import thread_map
+torch.set_num_threads(2)
+values, begun = torch.rand(400, 400), threading.Event()
+
+def work(number):
+    begun.set()
+    for _ in range(100):
+        values @ values
+
+threading.Thread(target=thread_map, args=(work, range(20)), daemon=True).start()
+begun.wait()
+"""
+
+
+def test_a_program_may_end_while_its_threads_compute() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_COMPUTE], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_dropout_draws_the_same_with_one_thread_and_two(two_threads) -> None:
