@@ -63,6 +63,7 @@ WRITERS = {
     "cli/documents.py _plain_field": ["a value of a field, printed"],
     "store/export.py _write_json_lines": ["kb export"],
     "store/export.py _cells": ["a value in a column of texts"],
+    "distributed.py check_machine_names": ["a value for the other processes, which read it again"],
     "text/fields.py clean_fields": ["fields, which are read again"],
     "text/fields.py column_value": ["a list or an object in a column of texts"],
     "text/kept_names.py _encoded": ["annotations: tests/text/test_kept_names.py"],
