@@ -171,6 +171,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow
 def test_a_program_may_end_while_its_threads_compute() -> None:
     ended = subprocess.run([sys.executable, "-c", ENDS_WHILE_THREADS_COMPUTE], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "")
