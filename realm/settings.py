@@ -145,7 +145,7 @@ def checked(cls: type[T], settings: object) -> T:
 
 
 def _plain(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A dictionary with numbers of Python in place of those of numpy, which JSON does not have."""
+    """A dictionary in which each number of numpy is a number of Python, because JSON cannot have numbers of numpy."""
     return {key: value.item() if hasattr(value, "item") else value for key, value in pairs}
 
 

@@ -159,7 +159,7 @@ def test_a_question_about_a_made_up_table_names_the_one_row_that_has_its_answer(
     (answer,) = asked["answers"]
     row, text = table.cells[number], asked["question"].casefold()
     assert answer in row
-    if answer == row[0]:  # the name of the row is asked for
+    if answer == row[0]:  # the question asks for the name of the row
         named_by = [place for place, cell in enumerate(row) if place and cell.casefold() in text]
     else:
         named_by = [0] if row[0].casefold() in text else []

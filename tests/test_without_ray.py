@@ -1,4 +1,4 @@
-"""The commands run on one machine where Ray is not installed. If they are told to use Ray, they end with one line."""
+"""Commands where Ray is not installed: they run on one machine, and with `--engine ray` they end with one line."""
 
 import json
 import os

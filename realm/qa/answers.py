@@ -72,9 +72,9 @@ class Span:
     """A span of a passage, `text[start:end]` of the passage.
 
     `score` is the span score plus the retrieval score of the passage. `probability` is the calibrated probability that the text
-    of the span is right, with a few words more or less. For this, the softmax probabilities of all spans for which the best
-    span with the same answer stands (`stands_for`) are added up and then calibrated. The softmax is over the spans of all
-    passages read, and over "no answer" if the reader scores "no answer".
+    of the span is right, with a few words more or less. The softmax probabilities of all spans with the same answer
+    (`stands_for`) are added up, and the sum is calibrated. The softmax is over the spans of all passages read, and over "no
+    answer" if the reader scores "no answer".
     """
 
     text: str

@@ -414,9 +414,9 @@ class Answerer:
 
 
 def _first_of_answer(texts: Iterable[str]) -> dict[str, str]:
-    """Normalised text of a span -> the first text with the same answer. `texts` are those of the spans, best first.
+    """Normalised text of a span -> the first text that stands for it (`stands_for`); both texts are the same answer.
 
-    A text has the same answer as the first text that stands for it (`stands_for`).
+    `texts` has the texts of all spans, best span first.
     """
     first_of: dict[str, str] = {}
     answers: list[str] = []

@@ -257,7 +257,7 @@ def test_a_preset_without_documents_and_questions_needs_them_and_the_encoder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     corpus, encoder = 'data.corpus=["no.tsv"]', "data.encoder=bert-base-uncased"
-    # Without an encoder, the tables would be those of the packaged encoder.
+    # Without data.encoder, the packaged encoder would be trained.
     for given in ([], [corpus], [encoder]):
         words = [word for one in given for word in ("--set", one)]
         assert cli.main(["compare", "paper", "--rows", "orqa", *words]) == 2

@@ -1,8 +1,6 @@
 """Parquet and Arrow files and Lance datasets that are damaged, or stand for far more than their size."""
 
 import shutil
-import subprocess
-import sys
 from contextlib import suppress
 from itertools import product
 from pathlib import Path
@@ -17,6 +15,7 @@ from realm.documents.sources import state_of
 from realm.errors import InputError
 from realm.store.knowledge_base import KnowledgeBase
 from realm.text.corpus import Document
+from tests.documents.reading_memory import documents_and_megabytes
 
 pytestmark = pytest.mark.usefixtures("one_child")
 
@@ -80,27 +79,6 @@ def test_times_that_python_does_not_have_cost_no_row(name: str, tmp_path: Path) 
         {},
     ]
     assert report.fields_left_out == {"far": 1}
-
-
-BOMB = """
-import sys
-from realm.documents.reading import ReadingReport, read_documents
-from tests.peak_memory import peak_kilobytes
-import pyarrow.parquet, pyarrow.ipc
-before = peak_kilobytes()
-report = ReadingReport()
-try:
-    print(sum(1 for _ in read_documents([sys.argv[1]], report=report)), end=" ")
-except ValueError as error:
-    print(str(error)[:300], end=" ")
-print(sum(report.reasons.values()), (peak_kilobytes() - before) >> 10)
-"""
-
-
-def documents_and_megabytes(path: Path) -> tuple[str, int]:
-    run = subprocess.run([sys.executable, "-c", BOMB, str(path)], capture_output=True, text=True, check=True)
-    said, _, megabytes = run.stdout.strip().rpartition(" ")
-    return said, int(megabytes)
 
 
 def test_a_long_text_that_every_row_repeats_takes_the_memory_of_one(tmp_path: Path) -> None:

@@ -86,9 +86,8 @@ def _pool(threads: int) -> WorkerThreads:
         raise
     finally:
         torch.set_num_threads(threads)  # because `set_num_threads` in a thread also changes a global setting
-    atexit.register(
-        pool.close
-    )  # a thread that still computes with torch at the end of the process would abort it
+    # A thread that still computes with torch when the process ends would abort the process.
+    atexit.register(pool.close)
     return pool
 
 

@@ -19,7 +19,7 @@ from realm.documents.formats.records import Limits, Record
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps
 from realm.errors import InputError
-from tests.documents.test_columns import documents_and_megabytes
+from tests.documents.reading_memory import documents_and_megabytes
 from tests.documents.writers import HEAD, page, read, write_dump
 
 TOWNS = {
