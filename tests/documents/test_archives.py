@@ -1,12 +1,15 @@
 """ZIM archives of wikis and WARC archives of the web: as their programs write them, and damaged."""
 
+import struct
 from pathlib import Path
+from random import Random
 
 import pytest
 from libzim.writer import Creator
 
-from realm.documents.formats.records import Reason
+from realm.documents.formats.records import Limits, Reason, Record
 from realm.documents.reading import ReadingReport, read_documents
+from realm.documents.wikipedia import zim
 from realm.errors import InputError
 from realm.text.corpus import Link
 from tests.documents.writers import ZimPage, read, write_warc, write_zim
@@ -18,6 +21,24 @@ def test_a_zim_archive_gives_its_pages(tmp_path: Path) -> None:
     texts, reasons = read(write_zim(tmp_path / "wiki.zim"))
     assert texts == {"Arden": "Arden is old."}
     assert reasons == {"lists, indexes and outlines": 1}
+
+
+def test_pages_are_read_in_the_order_in_which_they_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In another order, a cluster would be decompressed again for almost every page."""
+    monkeypatch.setattr(zim, "_AT_A_TIME", 7)
+    random, size, in_a_cluster = Random(0), 500, 20
+    names = random.sample([f"{number:03}" for number in range(200)], 200)
+    with Creator(str(tmp_path / "wiki.zim")).config_clustersize(size * in_a_cluster) as archive:
+        for name in names:
+            archive.add_item(ZimPage(name, f"Page {name}", f"<p>{random.randbytes(size // 2).hex()}</p>"))
+            archive.add_redirection(f"to-{name}", "", name, {})
+    records = zim.read(tmp_path / "wiki.zim", Limits(size * 2))
+    found = [one.title.removeprefix("Page ") for one in records if isinstance(one, Record)]
+    assert sorted(found) == sorted(names)
+    places = {name: place for place, name in enumerate(names)}
+    assert max(abs(places[name] - place) for place, name in enumerate(found)) < in_a_cluster
 
 
 def test_a_text_that_begins_with_the_words_of_its_title_keeps_them(tmp_path: Path) -> None:
@@ -138,7 +159,9 @@ def test_the_text_of_a_page_of_wikipedia_is_its_article_without_boxes_and_source
 
 def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
     data = write_zim(tmp_path / "wiki.zim").read_bytes()
-    for damaged in (data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
+    (entries,) = struct.unpack_from("<Q", data, 32)
+    elsewhere = data[:entries] + b"\xff" * 8 + data[entries + 8 :]
+    for damaged in (elsewhere, data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
         (tmp_path / "wiki.zim").write_bytes(damaged)
         with pytest.raises(InputError, match=r"wiki\.zim"):
             list(read_documents([str(tmp_path / "wiki.zim")]))

@@ -4,7 +4,7 @@ import time
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from realm.documents.formats.grid import Cell, Grid, cell_of
@@ -36,6 +36,7 @@ def by_the_algorithm_of_html(groups: list[list[list[Cell]]]) -> list[list[Cell |
 
 
 @given(groups_of_rows)
+@example([[[(1, 1), (1, 65_534)], [(2, 1)]]])  # a cell over a cell of the row above
 def test_each_cell_is_at_the_places_that_html_gives_it(shape: list[list[list[tuple[int, int]]]]) -> None:
     names = count()
     groups = [

@@ -5,10 +5,12 @@
 
 import bz2
 import gzip
+import re
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from random import Random
 from xml.sax.saxutils import escape
@@ -212,11 +214,39 @@ def write_dump(path: Path, pages: Iterable[str]) -> Path:
     return path
 
 
-def write_multistream(path: Path, pages: Sequence[str], per_stream: int = 10) -> Path:
+def write_multistream(path: Path, pages: Iterable[str], per_stream: int = 10) -> Path:
     """A dump whose first lines, last line and every `per_stream` pages are each a stream of bzip2, as Wikimedia writes it."""
-    blocks = ["".join(pages[at : at + per_stream]) for at in range(0, len(pages), per_stream)]
-    path.write_bytes(b"".join(bz2.compress(one.encode()) for one in (HEAD, *blocks, "</mediawiki>")))
+    rest = iter(pages)
+    with path.open("wb") as file:
+        file.write(bz2.compress(HEAD.encode()))
+        while block := "".join(islice(rest, per_stream)):
+            file.write(bz2.compress(block.encode()))
+        file.write(bz2.compress(b"</mediawiki>"))
     return path
+
+
+def write_articles_as_dump(path: Path, articles: Iterable[tuple[str, str]]) -> Path:
+    """A multistream dump of titles and plain texts. Every sign that could be markup is written as a reference."""
+
+    def markup(text: str) -> str:
+        return re.sub(r"[^\w\s.,()-]", lambda sign: f"&#{ord(sign[0])};", text)
+
+    pages = (page(title, "\n\n".join(map(markup, _lines_of(text)))) for title, text in articles)
+    return write_multistream(path, pages, 100)
+
+
+def write_articles_as_zim(path: Path, articles: Iterable[tuple[str, str]]) -> Path:
+    """A ZIM archive of titles and plain texts: one page of HTML per title, one paragraph per line."""
+    with Creator(str(path)) as archive:
+        for title, text in articles:
+            body = "".join(f"<p>{escape(line)}</p>" for line in _lines_of(text))
+            html = f"<title>{escape(title)}</title>{body}"
+            archive.add_item(ZimPage(title.replace(" ", "_"), title, html))
+    return path
+
+
+def _lines_of(text: str) -> Iterator[str]:
+    return (line.strip() for line in text.split("\n") if line.strip())
 
 
 def write_zim(path: Path) -> Path:

@@ -82,7 +82,7 @@ class Grid:
             if not self.take(one.cell.columns * (_COST_OF_PLACE + len(one.cell.text))):
                 return []
             placed.update(dict.fromkeys(range(one.column, one.column + one.cell.columns), one.cell))
-        is_alone = len(cells) == 1 and not placed
+        is_alone = len(cells) == 1 and 0 not in placed and max(placed, default=0) < cells[0].columns
         column = 0
         for cell in cells:
             while column in placed:

@@ -4,17 +4,14 @@ from Simple English Wikipedia."""
 import json
 import lzma
 import re
-from collections.abc import Iterator
-from html import escape
 from itertools import islice
 from pathlib import Path
 
 import pytest
-from libzim.writer import Creator
 
 from realm.documents.reading import read_documents
 from tests.conftest import Trials
-from tests.documents.writers import ZimPage, page, read, write_multistream
+from tests.documents.writers import read, write_articles_as_dump, write_articles_as_zim
 
 ARTICLES = 1000
 
@@ -30,21 +27,6 @@ def articles(pytestconfig: pytest.Config, trials: Trials) -> dict[str, str]:
     return {article["title"]: article["text"] for article in read_lines}
 
 
-def lines_of(text: str) -> Iterator[str]:
-    return (line.strip() for line in text.split("\n") if line.strip())
-
-
-def as_markup(text: str) -> str:
-    """Every sign that could be markup as a reference, because the articles are plain text."""
-    return "\n\n".join(
-        re.sub(r"[^\w\s.,()-]", lambda sign: f"&#{ord(sign[0])};", line) for line in lines_of(text)
-    )
-
-
-def as_page(title: str, text: str) -> str:
-    return f"<title>{escape(title)}</title>" + "".join(f"<p>{escape(line)}</p>" for line in lines_of(text))
-
-
 def check(file: Path, articles: dict[str, str]) -> None:
     """The words of all articles come back in their order. Empty brackets and the like are removed from a dump."""
     texts, reasons = read(file)
@@ -56,13 +38,9 @@ def check(file: Path, articles: dict[str, str]) -> None:
 
 
 def test_the_articles_come_back_from_a_multistream_dump(articles: dict[str, str], tmp_path: Path) -> None:
-    pages = [page(title, as_markup(text)) for title, text in articles.items()]
-    check(write_multistream(tmp_path / "simplewiki-multistream.xml.bz2", pages, 100), articles)
+    file = write_articles_as_dump(tmp_path / "simplewiki-multistream.xml.bz2", articles.items())
+    check(file, articles)
 
 
 def test_the_articles_come_back_from_a_zim_archive(articles: dict[str, str], tmp_path: Path) -> None:
-    file = tmp_path / "simplewiki.zim"
-    with Creator(str(file)) as archive:
-        for title, text in articles.items():
-            archive.add_item(ZimPage(title.replace(" ", "_"), title, as_page(title, text)))
-    check(file, articles)
+    check(write_articles_as_zim(tmp_path / "simplewiki.zim", articles.items()), articles)
