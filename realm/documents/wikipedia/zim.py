@@ -1,7 +1,9 @@
 """ZIM archives, in which Kiwix distributes Wikipedia and other sites, become records, one per page. The parser is libzim."""
 
+import os
 import posixpath
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -20,13 +22,15 @@ _EVERY = 100
 
 # The format of the file: https://wiki.openzim.org/wiki/ZIM_file_format
 _PLACES = 32
-"""Byte of the header at which it says where the list of the entries' places begins."""
-_TYPE, _CLUSTER = 0, 8
-"""Bytes of an entry at which its type and the number of its cluster begin."""
+"""Byte of the header at which it says where the list of the places of the entries begins."""
+_ENTRY = np.dtype(
+    {"names": ["type", "cluster"], "formats": ["<u2", "<u4"], "offsets": [0, 8], "itemsize": 12}
+)
+"""The first bytes of an entry."""
 _NO_CONTENT = 0xFFFD
 """The smallest type of entries without content: redirects, and entries that were deleted."""
 _AT_A_TIME = 1 << 20
-"""Entries that are looked at together."""
+"""Entries whose first bytes are in memory together."""
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
@@ -82,26 +86,22 @@ def _as_stored(path: Path, count: int) -> np.ndarray:
     numbers, almost every page would need another cluster. libzim has an iterator for this order, but not in Python.
 
     Raises:
-        Unreadable: the file has no such list of entries.
+        Unreadable: an entry is not in the file.
     """
-    data = np.memmap(path, dtype=np.uint8, mode="r")
-    cluster_N, type_N = np.empty(count, dtype=np.uint32), np.empty(count, dtype=np.uint16)
+    entry_N = np.empty(count, dtype=[("type", np.uint16), ("cluster", np.uint32)])
     try:
-        begin = int(_numbers(data, np.array([_PLACES]), "<u8")[0])
-        for first in range(0, count, _AT_A_TIME):
-            some = slice(first, min(first + _AT_A_TIME, count))
-            place_M = data[begin + 8 * some.start : begin + 8 * some.stop].view("<u8").astype(np.int64)
-            type_N[some] = _numbers(data, place_M + _TYPE, "<u2")
-            cluster_N[some] = _numbers(data, place_M + _CLUSTER, "<u4")
-    except (IndexError, OverflowError, ValueError) as error:
+        with path.open("rb") as file:
+            from_file = partial(os.pread, file.fileno())
+            begin = int.from_bytes(from_file(8, _PLACES), "little")
+            for first in range(0, count, _AT_A_TIME):
+                size = min(_AT_A_TIME, count - first)
+                places = np.frombuffer(from_file(8 * size, begin + 8 * first), "<u8").tolist()
+                some = b"".join(from_file(_ENTRY.itemsize, place) for place in places)
+                entry_N[first : first + size] = np.frombuffer(some, _ENTRY)
+    except (OverflowError, ValueError) as error:
         raise Unreadable(path, Reason.DAMAGED, f"{path} is damaged: its list of entries ({error})") from None
-    number_M = np.flatnonzero(type_N < _NO_CONTENT)
-    return number_M[np.argsort(cluster_N[number_M], kind="stable")]
-
-
-def _numbers(data: np.ndarray, place_M: np.ndarray, kind: str) -> np.ndarray:
-    """The number at each place."""
-    return data[place_M[:, None] + np.arange(np.dtype(kind).itemsize)].view(kind)[:, 0]
+    number_M = np.flatnonzero(entry_N["type"] < _NO_CONTENT)
+    return number_M[np.argsort(entry_N["cluster"][number_M], kind="stable")]
 
 
 def _links(archive: Any, path: str, anchors: Sequence[Anchor], gone: int) -> tuple[Link, ...]:
