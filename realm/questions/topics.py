@@ -8,7 +8,7 @@ from typing import NamedTuple
 from realm.questions.lines import line_of
 from realm.questions.verbs import PARTICIPLES
 from realm.questions.words import LINKS, PREPOSITIONS, content_words
-from realm.text.corpus import Passage
+from realm.text.corpus import SITE, Passage
 
 
 class Topic(NamedTuple):
@@ -16,7 +16,7 @@ class Topic(NamedTuple):
 
     bare: str
     """The title, from which a remark in brackets at the end and a number at the start are removed: "Psycho" for "Psycho (1960
-    film)"."""
+    film)". So is the name of a site, if the first sentence begins with the rest: "Psycho" for "Psycho - Wikipedia"."""
     name: str
     """The name in a question, with its article: "the Zagros Mountains", "a hat"."""
     kind: str
@@ -75,14 +75,16 @@ MAKING = {
 def topic_of(passages: Sequence[Passage]) -> Topic:
     """The topic of a document with these passages. The first sentence of the first passage should define the topic."""
     first = passages[0]
-    bare = re.sub(r" \([^)]*\)$", "", _NUMBER.sub("", first.title)).strip()
     text = " ".join(passage.text for passage in passages)
     opening = line_of(first, *(first.sentences[0] if first.sentences else (0, len(first.text)))).text
 
     definition = _DEFINITION.search(opening)
     phrase = _noun_phrase(definition["phrase"]) if definition else []
     kind = phrase[-1] if definition and definition["article"] and phrase and phrase[-1].islower() else ""
-    exact = re.match(rf"(?:(the|an?) )?({re.escape(bare)}(?:e?s)?)(?!\w)", opening, re.IGNORECASE)
+    bare = _bare(first.title)
+    exact = _at_start(bare, opening)
+    if not exact and (exact := _at_start(_bare(SITE.sub("", first.title)), opening)):
+        bare = _bare(SITE.sub("", first.title))
     plural = bool(definition and exact and definition["verb"] in ("are", "were"))
 
     counts = {p: len(re.findall(rf"\b(?:{p}|{_PRONOUNS[p]})\b", text, re.IGNORECASE)) for p in _PRONOUNS}
@@ -113,6 +115,15 @@ def topic_of(passages: Sequence[Passage]) -> Topic:
         starts += [f"the {re.escape(' '.join(phrase[-2:]))}", f"the {re.escape(kind)}"]
     begins = re.compile(rf"(?:(?:The|An?) )?(?:{'|'.join(starts)})(?![\w'’-])", re.IGNORECASE)
     return Topic(bare, name, kind, person, _PRONOUNS[pronoun], begins)
+
+
+def _bare(title: str) -> str:
+    return re.sub(r" \([^)]*\)$", "", _NUMBER.sub("", title)).strip()
+
+
+def _at_start(name: str, text: str) -> re.Match[str] | None:
+    """The name at the start of a text, after an article (group 1)."""
+    return re.match(rf"(?:(the|an?) )?({re.escape(name)}(?:e?s)?)(?!\w)", text, re.IGNORECASE)
 
 
 def _noun_phrase(text: str) -> list[str]:

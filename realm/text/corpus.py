@@ -19,6 +19,9 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
 
 
+SITE = re.compile(r" [-–—|·»:] .*", re.DOTALL)
+"""The name of a site at the end of the title of a page: " - Wikipedia"."""
+
 Cuts = Literal["sentences", "rows", "headings", "documents"]
 """Values of the setting `cut`."""
 

@@ -4,6 +4,7 @@ import itertools
 import re
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from realm.documents.formats.page_target import DEEPEST, PageError
 from realm.documents.formats.pages import Page, read_page
 from realm.documents.formats.sections import Heading
+from realm.documents.reading import read_documents
 
 
 @pytest.mark.parametrize("element", ["noscript", "button", "nav", "select", "svg", "textarea", "object"])
@@ -505,6 +507,13 @@ Newsletter</h4><p>Never miss a sailing!</p></aside><footer><p>Copyright 2024. Al
 @pytest.mark.parametrize("page", [ALABASTER, MATERIAL, HELP])
 def test_of_a_page_of_a_manual_the_article_is_read(page: str) -> None:
     assert read_page(page)[:3] == ("Start - harbor", "Start\n\nWritten by Ada.", (Heading(0, 1, "Start"),))
+
+
+@pytest.mark.parametrize("page", [ALABASTER, MATERIAL, HELP])
+def test_a_document_does_not_repeat_the_heading_that_is_in_its_title(page: str, tmp_path: Path) -> None:
+    (tmp_path / "start.html").write_text(page, encoding="utf-8")
+    (document,) = read_documents([str(tmp_path)])
+    assert (document.title, document.text) == ("Start - harbor", "Written by Ada.")
 
 
 SHAPES = [

@@ -64,6 +64,20 @@ def asked(*passages: Passage, **options: Any) -> dict[str, str]:
             "Alfred Hitchcock",
         ),
         (
+            "Psycho (1960 film) - Films | Encyclopedia",
+            "Psycho is a 1960 American horror film produced by him. The film was directed by Alfred Hitchcock.",
+            ["Alfred Hitchcock PERSON"],
+            "who directed psycho?",
+            "Alfred Hitchcock",
+        ),
+        (
+            "Alien - Covenant",
+            "Alien - Covenant is a horror film produced by him. The film was directed by Ridley Scott.",
+            ["Ridley Scott PERSON"],
+            "who directed alien - covenant?",
+            "Ridley Scott",
+        ),
+        (
             "Psycho",
             "Psycho is a 1960 American horror film.",
             ["1960 DATE"],

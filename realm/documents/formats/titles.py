@@ -6,6 +6,7 @@ from pathlib import Path
 
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.records import SURROGATE
+from realm.text.corpus import SITE
 
 _NO_TITLE = re.compile(
     r"microsoft (?:word|powerpoint|excel)\b.*|untitled.*"
@@ -50,15 +51,17 @@ def sensible_title(title: str | None) -> str:
 
 
 def without_title(title: str, text: str) -> str:
-    """The text without its first line, if this line is the title.
+    """The text without its first line, if this line is the title, or the title without the name of a site.
 
     The title is stored beside the text, so the first passage would contain it twice.
 
     >>> without_title("Arden", "Arden\\n\\nA town."), without_title("Arden", "Arden is a town.")
     ('A town.', 'Arden is a town.')
+    >>> without_title("Arden - Wikipedia", "Arden\\n\\nA town."), without_title("Arden (town)", "Arden\\n\\nA town.")
+    ('A town.', 'Arden\\n\\nA town.')
     """
     first, _, rest = text.partition("\n")
-    return rest.lstrip() if first.strip() == title else text
+    return rest.lstrip() if first.strip() in (title, SITE.sub("", title)) else text
 
 
 _NAMELESS = re.compile(r"index|readme", re.IGNORECASE)
