@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from realm.model.span_reader import body_mask
-from realm.qa.spans import body_start, range_of
+from realm.qa.spans import body_start, bounds_in_ranges
 from realm.tokens.layouts import Lengths, Tokens, reading_inputs
 from realm.tokens.tokenizer import Tokenizer
 
@@ -33,13 +33,15 @@ class Reading(NamedTuple):
         return self.starts[row][first], self.ends[row][last]
 
     def no_answer_WT(self, row: int, text: str, widths: int) -> Tensor:
-        """True at spans of up to `widths` wordpieces that are no part of one of the `answer_ranges` -> [W, T] bool."""
+        """True at spans of up to `widths` wordpieces that can be no answer (`bounds_in_ranges`) -> [W, T] bool."""
         length = self.tokens.ids_BT.shape[1]
         read = min(len(self.starts[row]), length)  # a long text is cut at its end
-        range_T = np.full(length, -1)
-        range_T[:read] = range_of(text, self.starts[row][:read], self.ends[row][:read])
+        begins_T, ends_T = np.full((2, length), -1)
+        begins_T[:read], ends_T[:read] = bounds_in_ranges(
+            text, self.starts[row][:read], self.ends[row][:read]
+        )
         last_WT = (np.arange(length) + np.arange(widths)[:, None]).clip(max=max(0, read - 1))
-        return torch.from_numpy((range_T[last_WT] != range_T) | (range_T < 0))
+        return torch.from_numpy((ends_T[last_WT] != begins_T) | (begins_T < 0))
 
 
 def joint_reading(
