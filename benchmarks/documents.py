@@ -3,8 +3,9 @@
     python benchmarks/documents.py articles.jsonl.xz --folder forms                    # Simple English Wikipedia: minutes
     python benchmarks/documents.py articles.jsonl.xz --folder forms --articles 10000   # the first articles only
 
-The files are made from the articles, and kept in --folder. Each is read in a process of its own. Prints a row for each form,
-for the dump with one process and with --processes, and one JSON object as the last line.
+The files are made from the articles, and kept in --folder, by number of articles; give other articles another folder. Each is
+read in a process of its own. Prints a row for each form, for the dump with one process and with --processes, and one JSON
+object as the last line.
 
 Columns: size of the file in MB; number of articles that were read; number of articles left out, such as lists; number of
 articles whose words are not those of the JSON Lines; seconds, CPU seconds and peak MB of the process; words read in a second.
@@ -23,7 +24,7 @@ import shared
 
 sys.path.insert(0, str(shared.HOME))  # a file that is run by its path does not find the package `realm`
 FORMS = {"JSON Lines": "articles.jsonl", "dump": "articles-multistream.xml.bz2", "ZIM": "articles.zim"}
-"""Name of a form -> name of its file."""
+"""Name of a form -> end of the name of its file."""
 
 
 def main() -> None:
@@ -37,12 +38,15 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="for the dump (default: %(default)s)")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
+    folder = args.folder.resolve()  # the processes run in the folder of the repository
+    documents = str(Path(args.documents).resolve()) if Path(args.documents).exists() else args.documents
     rows, expected = [], set[str]()
     for form, name in FORMS.items():
-        file, part = args.folder / name, args.folder / f"part-{name}"
+        named = f"{args.articles or 'all'}-{name}"
+        file, part = folder / named, folder / f"part-{named}"
         if not file.exists():
             part.unlink(missing_ok=True)
-            _in_process("make", form, args.documents, str(part), str(args.articles or ""))
+            _in_process("make", form, documents, str(part), str(args.articles or ""))
             part.rename(file)
         for processes in sorted({1, args.processes}) if form == "dump" else (1,):
             spent = _in_process("read", str(file), str(processes))

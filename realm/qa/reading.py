@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from realm.model.span_reader import body_mask
-from realm.qa.spans import body_start, bounds_in_ranges
+from realm.qa.spans import answer_bounds, body_start
 from realm.tokens.layouts import Lengths, Tokens, reading_inputs
 from realm.tokens.tokenizer import Tokenizer
 
@@ -33,15 +33,13 @@ class Reading(NamedTuple):
         return self.starts[row][first], self.ends[row][last]
 
     def no_answer_WT(self, row: int, text: str, widths: int) -> Tensor:
-        """True at spans of up to `widths` wordpieces that can be no answer (`bounds_in_ranges`) -> [W, T] bool."""
+        """True at spans of up to `widths` wordpieces that can be no answer (`answer_bounds`) -> [W, T] bool."""
         length = self.tokens.ids_BT.shape[1]
         read = min(len(self.starts[row]), length)  # a long text is cut at its end
-        begins_T, ends_T = np.full((2, length), -1)
-        begins_T[:read], ends_T[:read] = bounds_in_ranges(
-            text, self.starts[row][:read], self.ends[row][:read]
-        )
+        begin_T, end_T = np.full((2, length), -1)
+        begin_T[:read], end_T[:read] = answer_bounds(text, self.starts[row][:read], self.ends[row][:read])
         last_WT = (np.arange(length) + np.arange(widths)[:, None]).clip(max=max(0, read - 1))
-        return torch.from_numpy((ends_T[last_WT] != begins_T) | (begins_T < 0))
+        return torch.from_numpy((end_T[last_WT] != begin_T) | (begin_T < 0))
 
 
 def joint_reading(

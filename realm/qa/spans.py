@@ -21,9 +21,11 @@ PARAGRAPH_END = "\n\n"
 """Text between two paragraphs."""
 LONGEST_NAME = 5
 _JOINT = re.compile(
-    r"(?<=\d)[.,:](?=\d)|(?<=\w)\.(?=[a-z\d])|(?<=[A-Z])\.(?=[A-Z])|(?<=\w)[_@](?=\w)|(?<=\w)::(?=\w)"
+    r"(?<=\d),(?=\d{3}(?!\d))|(?<=\d)(?<![12]\d{3})[.:](?=\d)"  # not in "May 5,1999", nor before a note, as in "in 1921.2"
+    r"|(?<=\w)\.(?=[a-z])|(?<=[A-Z])\.(?=[A-Z](?![a-z]))"  # not where a sentence ends without a space, as in "NASA.The"
+    r"|(?<=\w)[_@](?=\w)|(?<=\w)::(?=\w)"
 )
-"""Signs inside a number or a name, such as "1,300", "Cargo.toml", "U.S." and "read_only"."""
+"""Signs inside a number or a name: "1,300", "3.5", "10:30", "Cargo.toml", "U.S.", "read_only", "a@b.org", "io::Error"."""
 
 
 def answer_ranges(text: str) -> list[tuple[int, int]]:
@@ -49,19 +51,19 @@ def answer_ranges(text: str) -> list[tuple[int, int]]:
     return [(start, end) for start, end in found if start < end]
 
 
-def bounds_in_ranges(text: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def answer_bounds(text: str, starts: Sequence[int], ends: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
     """For wordpieces with the characters [start, end), the number of the `answer_ranges` in which an answer can begin with
     them, and the number of the range in which an answer can end with them -> two arrays [T]; -1 if it cannot.
 
     A span can be an answer if the number of its first wordpiece is that of its last wordpiece, and not -1. No answer begins or
-    ends inside a number or a name: "000" of "1,000" and "toml" of "Cargo.toml" are no answers.
+    ends beside a `_JOINT`: "000" of "1,000" and "toml" of "Cargo.toml" are no answers.
     """
     ranges = np.array(answer_ranges(text)).reshape(-1, 2)
     found_T = np.searchsorted(ranges[:, 0], starts, side="right") - 1
     inside_T = (found_T >= 0) & (np.append(ranges[:, 1], -1)[found_T] >= ends)
     inner = [place for joint in _JOINT.finditer(text) for place in range(joint.start(), joint.end() + 1)]
-    first_T, last_T = (np.where(inside_T & ~np.isin(bounds, inner), found_T, -1) for bounds in (starts, ends))
-    return first_T, last_T
+    begin_T, end_T = (np.where(inside_T & ~np.isin(bounds, inner), found_T, -1) for bounds in (starts, ends))
+    return begin_T, end_T
 
 
 def body_start(question_ids: Sequence[int], lengths: Lengths) -> int:
@@ -108,19 +110,19 @@ def answer_pieces(
 def pieces_of_answers(
     question: Question, texts: Sequence[str], tokenizer: Tokenizer, max_width: int
 ) -> list[list[tuple[int, int]]]:
-    """The occurrences of answers in each text that are whole words (`bounds_in_ranges`), as in `answer_pieces`."""
+    """The occurrences of answers in each text that are whole words, and can be answers (`answer_bounds`)."""
     answers = [] if question.regex else tokenizer.encode(question.answers)
     places = []
     for text, body in zip(texts, tokenizer.encode_with_offsets(texts), strict=True):
         inner_1T = torch.tensor([[one in tokenizer.continuing_ids for one in body.ids]], dtype=torch.bool)
         (first_T,), (last_T,) = word_bounds(inner_1T, torch.ones_like(inner_1T))
-        begins_T, ends_T = bounds_in_ranges(text, body.starts, body.ends)
+        begin_T, end_T = answer_bounds(text, body.starts, body.ends)
         places.append(
             [
                 (first, width)
                 for first, width in answer_pieces(question, answers, text, body, max_width)
                 if first_T[first] and last_T[first + width]
-                and begins_T[first] == ends_T[first + width] >= 0
+                and begin_T[first] == end_T[first + width] >= 0
             ]
         )  # fmt: skip
     return places

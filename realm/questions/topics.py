@@ -8,7 +8,7 @@ from typing import NamedTuple
 from realm.questions.lines import line_of
 from realm.questions.verbs import PARTICIPLES
 from realm.questions.words import LINKS, PREPOSITIONS, content_words
-from realm.text.corpus import SITE, Passage
+from realm.text.corpus import Passage, shorter_titles
 
 
 class Topic(NamedTuple):
@@ -16,7 +16,7 @@ class Topic(NamedTuple):
 
     bare: str
     """The title, from which a remark in brackets at the end and a number at the start are removed: "Psycho" for "Psycho (1960
-    film)". So is the name of a site, if the first sentence begins with the rest: "Psycho" for "Psycho - Wikipedia"."""
+    film)". So is the name of a site, if the first sentence defines the rest: "Psycho" for "Psycho - Wikipedia"."""
     name: str
     """The name in a question, with its article: "the Zagros Mountains", "a hat"."""
     kind: str
@@ -32,6 +32,8 @@ _PRONOUNS = {"it": "its", "he": "his", "she": "her", "they": "their"}
 _DEFINITION = re.compile(
     r"\b(?P<verb>is|are|was|were) (?:one of )?(?:(?P<article>the|an?|any) )?(?P<phrase>[^,.;:()]*)"
 )
+_DEFINED = re.compile(r",| \(| (?:is|are|was|were)\b")
+"""What comes after a name in a sentence that defines it."""
 _NUMBER = re.compile(r"^(?:(?:Appendix|Section|Part|Section) [\dA-Z]+[.:]|[\dA-Z]+\.\d)[\d.]* +(?=\S)")
 """The number of a chapter or section at the start of a title: "Section 1. ", "A.13. "."""
 _FULL_NAME = re.compile(
@@ -83,8 +85,9 @@ def topic_of(passages: Sequence[Passage]) -> Topic:
     kind = phrase[-1] if definition and definition["article"] and phrase and phrase[-1].islower() else ""
     bare = _bare(first.title)
     exact = _at_start(bare, opening)
-    if not exact and (exact := _at_start(_bare(SITE.sub("", first.title)), opening)):
-        bare = _bare(SITE.sub("", first.title))
+    for name in map(_bare, shorter_titles(first.title)):
+        if not exact and (short := _at_start(name, opening)) and _DEFINED.match(opening, short.end()):
+            bare, exact = name, short
     plural = bool(definition and exact and definition["verb"] in ("are", "were"))
 
     counts = {p: len(re.findall(rf"\b(?:{p}|{_PRONOUNS[p]})\b", text, re.IGNORECASE)) for p in _PRONOUNS}

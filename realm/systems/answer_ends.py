@@ -46,7 +46,7 @@ class AnswerEnds(nn.Module):
 
 
 def answer_scores(end_2RT: Tensor, reading: Reading, texts: Sequence[str]) -> Tensor:
-    """log p of the answers in each text -> [R, W, T]; -inf for spans that can be no answer (`bounds_in_ranges`)."""
+    """log p of the answers in each text -> [R, W, T]; -inf for spans that can be no answer (`answer_bounds`)."""
     no_answer_RWT = torch.stack(
         [reading.no_answer_WT(row, text, ANSWER_TOKENS) for row, text in enumerate(texts)]
     )

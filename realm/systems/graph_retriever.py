@@ -316,7 +316,7 @@ class GraphRetriever:
         row, width, first = np.unravel_index(int(score_RWT.argmax()), score_RWT.shape)
         found = Found("", 0.0, number_K=ranked[:DEPTH], read=len(numbers))
         score = float(score_RWT[row, width, first])
-        if score == -np.inf:  # no passage has a word
+        if score == -np.inf:  # no passage has a possible answer
             return found
         start, end = reading.text_span(int(row), int(first), int(first + width))
         return found._replace(

@@ -253,7 +253,7 @@ class PathRetriever:
         number_K = list(dict.fromkeys([*(number for one in beams for number in one.path), *ranked]))[:DEPTH]
         found = Found("", 0.0, number_K=number_K, read=len({number for one in beams for number in one.path}))
         score = float(score_WT[width, first])
-        if score == -np.inf:  # the path has no word
+        if score == -np.inf:  # the path has no possible answer
             return found
         start, end = reading.text_span(row, first, first + width)
         lengths = [len(passage.text) for passage in self._kb.passages(path)]

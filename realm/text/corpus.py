@@ -19,9 +19,6 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Counts the wordpieces of each text, without special tokens."""
 
 
-SITE = re.compile(r" [-–—|·»:] .*", re.DOTALL)
-"""The name of a site at the end of the title of a page: " - Wikipedia"."""
-
 Cuts = Literal["sentences", "rows", "headings", "documents"]
 """Values of the setting `cut`."""
 
@@ -146,6 +143,15 @@ class HeldOut(NamedTuple):
 
     def __str__(self) -> str:
         return f"held_out={self.held_out:g}, passage_tokens={self.passage_tokens}"
+
+
+def shorter_titles(title: str) -> list[str]:
+    """The title without its last part, without its last two parts, ...; the last part is often the name of a site.
+
+    >>> shorter_titles("Arden - Towns | Encyclopedia")
+    ['Arden - Towns', 'Arden']
+    """
+    return [title[: sign.start()] for sign in reversed(list(re.finditer(r" [-–—|·»:] ", title)))]
 
 
 def passage_id(title: str, text: str) -> str:

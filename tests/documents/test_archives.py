@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from libzim.reader import Archive
 from libzim.writer import Creator
 
 from realm.documents.formats.records import Limits, Reason, Record
@@ -159,9 +160,12 @@ def test_the_text_of_a_page_of_wikipedia_is_its_article_without_boxes_and_source
 
 def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
     data = write_zim(tmp_path / "wiki.zim").read_bytes()
-    (entries,) = struct.unpack_from("<Q", data, 32)
-    elsewhere = data[:entries] + b"\xff" * 8 + data[entries + 8 :]
-    for damaged in (elsewhere, data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
+    (places,) = struct.unpack_from("<Q", data, 32)
+    last = places + 8 * (Archive(tmp_path / "wiki.zim").all_entry_count - 1)
+    at_the_end = (
+        data[:last] + struct.pack("<Q", len(data) - 1) + data[last + 8 :]
+    )  # libzim opens this archive
+    for damaged in (at_the_end, data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
         (tmp_path / "wiki.zim").write_bytes(damaged)
         with pytest.raises(InputError, match=r"wiki\.zim"):
             list(read_documents([str(tmp_path / "wiki.zim")]))

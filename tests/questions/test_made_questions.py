@@ -71,10 +71,17 @@ def asked(*passages: Passage, **options: Any) -> dict[str, str]:
             "Alfred Hitchcock",
         ),
         (
-            "Alien - Covenant",
+            "Alien - Covenant - Wikipedia",
             "Alien - Covenant is a horror film produced by him. The film was directed by Ridley Scott.",
             ["Ridley Scott PERSON"],
             "who directed alien - covenant?",
+            "Ridley Scott",
+        ),
+        (
+            "Paris - Roubaix",
+            "Paris to Roubaix is a cycling race organized by him. The race was directed by Ridley Scott.",
+            ["Ridley Scott PERSON"],
+            "who directed paris - roubaix?",
             "Ridley Scott",
         ),
         (

@@ -69,6 +69,7 @@ class Grid:
         """The cell at each place of the next row, up to the last place that is filled; [] if there is no room left.
 
         A cell that has the row for itself is at one place only, because then its span says nothing: a title of the rows below.
+        Cells of rows above that it covers do not count.
         """
         self._row += 1
         if not cells or self.room < 0:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from realm.documents.formats.compressed import uncompressed
 from realm.documents.formats.records import SURROGATE
-from realm.text.corpus import SITE
+from realm.text.corpus import shorter_titles
 
 _NO_TITLE = re.compile(
     r"microsoft (?:word|powerpoint|excel)\b.*|untitled.*"
@@ -61,7 +61,7 @@ def without_title(title: str, text: str) -> str:
     ('A town.', 'Arden\\n\\nA town.')
     """
     first, _, rest = text.partition("\n")
-    return rest.lstrip() if first.strip() in (title, SITE.sub("", title)) else text
+    return rest.lstrip() if first.strip() in (title, *shorter_titles(title)) else text
 
 
 _NAMELESS = re.compile(r"index|readme", re.IGNORECASE)

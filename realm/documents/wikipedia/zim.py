@@ -34,7 +34,7 @@ _AT_A_TIME = 1 << 20
 
 
 def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
-    """A record for each HTML page, in the order in which they are stored; redirects, pictures and other files are skipped.
+    """A record for each HTML page, ordered by cluster (`_by_cluster`); redirects, pictures and other files are skipped.
 
     Disambiguation pages, lists, indexes and outlines of Wikipedia are left out, as those of a dump.
 
@@ -48,10 +48,10 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
         archive = Archive(path)
     except RuntimeError as error:
         raise Unreadable(path, Reason.DAMAGED, f"{path} is not a ZIM archive ({error})") from None
-    stored = _as_stored(path, archive.all_entry_count)
-    for done, number in enumerate(stored):
+    numbers = _by_cluster(path, archive.all_entry_count)
+    for done, number in enumerate(numbers):
         if done % _EVERY == 0:
-            yield Pages(done, len(stored))
+            yield Pages(done, len(numbers))
         entry = archive._get_entry_by_id(int(number))
         item = entry.get_item()
         if not item.mimetype.startswith("text/html"):
@@ -79,11 +79,11 @@ def read(path: Path, limits: Limits) -> Iterator[Record | Unreadable | Pages]:
             yield Unreadable(where, Reason.NO_TEXT, f"{where} has no text")
 
 
-def _as_stored(path: Path, count: int) -> np.ndarray:
-    """Numbers of the entries with content, in the order in which they are stored.
+def _by_cluster(path: Path, count: int) -> np.ndarray:
+    """Numbers of the entries with content, ordered by cluster, and within a cluster by path.
 
     Entries are numbered by path, and stored in clusters of about 2 MB, which are compressed as a whole. In the order of the
-    numbers, almost every page would need another cluster. libzim has an iterator for this order, but not in Python.
+    numbers, almost every page would need another cluster. libzim has an iterator over clusters, but not in Python.
 
     Raises:
         Unreadable: an entry is not in the file.
