@@ -1,6 +1,6 @@
 """Measures a corpus from its files to a server: build, encoder, inverse cloze task, index, pre-training, recall, search.
 
-    python benchmarks/whole.py articles.jsonl.xz --folder whole                  # with the preset wikipedia: hours
+    python benchmarks/whole.py articles.jsonl.xz --folder whole                  # with the preset wikipedia: an hour or two
     python benchmarks/whole.py towns.jsonl --folder small --config tables-tiny   # a small corpus: two minutes
 
 Each stage is a command of `realm` in a process of its own, with the settings of `--config`. Pre-training builds each new index
