@@ -3,12 +3,13 @@
     python benchmarks/documents.py articles.jsonl.xz --folder forms                    # Simple English Wikipedia: minutes
     python benchmarks/documents.py articles.jsonl.xz --folder forms --articles 10000   # the first articles only
 
-The files are made from the articles, and kept in --folder, by number of articles; give other articles another folder. Each is
-read in a process of its own. Prints a row for each form, for the dump with one process and with --processes, and one JSON
-object as the last line.
+The files are made from the articles, and kept in --folder, with the number of articles in their names. For other articles, use
+another folder. For each file, a new process reads it. Prints a table with a row for each form, two for the dump (one process,
+and --processes), and one JSON object as the last line.
 
-Columns: size of the file in MB; number of articles that were read; number of articles left out, such as lists; number of
-articles whose words are not those of the JSON Lines; seconds, CPU seconds and peak MB of the process; words read in a second.
+The columns are the size of the file in MB, the number of articles that were read, the number of articles that were left out,
+such as lists, and the number of articles whose words are not those of the JSON Lines. Then come seconds, CPU seconds and peak
+MB of the process, and the words that it read in a second.
 """
 
 import argparse
@@ -28,7 +29,7 @@ FORMS = {"JSON Lines": "articles.jsonl", "dump": "articles-multistream.xml.bz2",
 
 
 def main() -> None:
-    """Makes the files that do not exist, and reads each in a process of its own."""
+    """Makes the files that do not exist, and measures how each is read."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -72,7 +73,7 @@ def main() -> None:
 
 
 def _in_process(*words: str) -> shared.Spent:
-    """Runs a function of this file in a process of its own, so that the process that measures memory stays small."""
+    """Runs `make` or `read` in a new process. This process must stay small, because it measures the memory of the others."""
     return shared.spent_by([sys.executable, __file__, *words])
 
 

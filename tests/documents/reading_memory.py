@@ -1,4 +1,4 @@
-"""The memory that reading a file takes, in a process of its own."""
+"""Measures the memory that a file takes while it is read."""
 
 import subprocess
 import sys

@@ -162,9 +162,8 @@ def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
     data = write_zim(tmp_path / "wiki.zim").read_bytes()
     (places,) = struct.unpack_from("<Q", data, 32)
     last = places + 8 * (Archive(tmp_path / "wiki.zim").all_entry_count - 1)
-    at_the_end = (
-        data[:last] + struct.pack("<Q", len(data) - 1) + data[last + 8 :]
-    )  # libzim opens this archive
+    # The last entry begins with the last byte of the file. libzim opens this archive.
+    at_the_end = data[:last] + struct.pack("<Q", len(data) - 1) + data[last + 8 :]
     for damaged in (at_the_end, data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
         (tmp_path / "wiki.zim").write_bytes(damaged)
         with pytest.raises(InputError, match=r"wiki\.zim"):

@@ -170,7 +170,7 @@ def test_every_correct_span_lies_in_its_passage(question_length, body_lengths, s
 
 
 @given(
-    st.lists(st.lists(st.sampled_from(["river", "tarn,", "O'Neill's", "1300"]), max_size=4), max_size=5),
+    st.lists(st.lists(st.sampled_from(["river", "tarn;", "O'Neill's", "1,300"]), max_size=4), max_size=5),
     st.sampled_from([4, 12, 200]),
 )
 def test_no_answer_goes_from_one_paragraph_into_the_next(
@@ -178,7 +178,8 @@ def test_no_answer_goes_from_one_paragraph_into_the_next(
 ) -> None:
     text = "\n\n".join(" ".join(words) for words in paragraphs)
     for span, none in spans_of(text, tokenizer, longest):
-        assert none == ("\n\n" in span)
+        cuts_number = span.startswith((",", "300")) or span.endswith(("1", ","))
+        assert none == ("\n\n" in span or cuts_number)
 
 
 @pytest.mark.parametrize("before", ["", "River: Ouse\n", "Tarns.\n\n"])
