@@ -40,7 +40,7 @@ import numpy as np
 import shared
 import torch
 
-from realm.search import half_prefilter, int8_prefilter
+from realm.search import group_prefilter, int8_prefilter
 from realm.search.exact import MipsIndex
 
 D, K = 128, 20
@@ -208,20 +208,20 @@ def realm(vectors_ND: np.ndarray, machine: Machine) -> Iterator[tuple[str, Find]
 
     yield "", find
     if machine.device == "cuda":
-        yield "no kernel", _without("_kernel_runs", find)
+        yield "no kernel", _without("kernels_run", find)
         yield "float32", _without("is_fast", find)
 
 
 def _without(test: str, find: Find) -> Find:
-    """The search, while a test of the float16 prefilter (`realm.search.half_prefilter`) fails."""
+    """The search, while a test of the prefilter of a GPU (`realm.search.group_prefilter`) fails."""
 
     def searched(queries: np.ndarray) -> np.ndarray:
-        usual = getattr(half_prefilter, test)
-        setattr(half_prefilter, test, lambda *_: False)
+        usual = getattr(group_prefilter, test)
+        setattr(group_prefilter, test, lambda *_: False)
         try:
             return find(queries)
         finally:
-            setattr(half_prefilter, test, usual)
+            setattr(group_prefilter, test, usual)
 
     return searched
 

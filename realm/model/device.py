@@ -2,12 +2,13 @@
 
 import ctypes
 import platform
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from realm.errors import InputError, first_line
 
@@ -72,6 +73,12 @@ def multiplies_bf16(device_type: str) -> bool:
     if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def current_device(tensor: Tensor) -> AbstractContextManager[object]:
+    """A context for kernels of Triton, which run on the current device, and not on that of their arguments."""
+    other = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(tensor.device) if other else nullcontext()
 
 
 def keep_freed_memory() -> None:

@@ -380,15 +380,16 @@ class Plan:
         """
         products = 2.0 * config.batch_size / devices * self.corpus.passages * self._embedder.dim
         divided = isinstance(config, PretrainConfig) or config.update_passages
-        index_bytes = self._index_bytes(devices if divided else 1)
-        search = Work(products, index_bytes)
+        numbers = self.corpus.passages * self._embedder.dim / (devices if divided else 1)
+        search = Work(products, 2.0 * numbers)
         if isinstance(config, PretrainConfig) and config.normalise == "index":
             # The scores and the weighted mean of the vectors; the vectors are converted to float32.
-            search += Work(2 * products, 3 * index_bytes)
+            search += Work(2 * products, 6.0 * numbers)
         return search
 
     def _index_bytes(self, shares: int) -> float:
-        return 2.0 * self.corpus.passages * self._embedder.dim / shares
+        """The vectors in float16, and in int8 for the prefilter."""
+        return 3.0 * self.corpus.passages * self._embedder.dim / shares
 
 
 def _cost(config: RunConfig) -> int:

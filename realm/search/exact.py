@@ -3,7 +3,7 @@
 Vectors are stored in float16; scores are float32. There are three ways to search:
 
 - A small index on a CPU has a float32 copy of its vectors. A search for a few queries is one matrix product and `topk`.
-- On a GPU, the float16 prefilter (`half_prefilter.py`) excludes most passages of a large index.
+- On a GPU, a prefilter (`group_prefilter.py`) excludes most groups of passages of a large index by int8 scores.
 - All other searches score the passages in chunks, so that the whole matrix [B, N] is never in memory. On a CPU with int8
   dot-product instructions, the int8 prefilter (`int8_prefilter.py`) excludes most passages of a chunk before their vectors
   are read.
@@ -25,8 +25,9 @@ import torch
 from torch import Tensor
 
 from realm.errors import InputError
-from realm.model.scores import own_scores, scores, weighted_sums
-from realm.search import half_prefilter, int8_prefilter, threshold
+from realm.model.scores import scores, weighted_sums
+from realm.search import group_operations, group_prefilter, int8_prefilter, threshold
+from realm.search.group_prefilter import Int8Groups
 from realm.search.int8_prefilter import Int8Vectors, QuantizedQueries, Survivors, round_up
 from realm.search.threshold import above_threshold, scratch_buffer
 from realm.tokens.layouts import NULL_PASSAGE
@@ -49,6 +50,8 @@ FEW_SCORES = 1 << 18
 """Largest number of scores (queries x passages) for which one matrix product and `topk` are faster than the int8 prefilter."""
 MIN_PASSAGES = 1 << 12
 """Smallest number of passages for which the int8 prefilter is faster than scoring all passages."""
+MORE_CANDIDATES = 8
+"""Factor of the number of candidates for queries for which a GPU had too few of them."""
 WARM_UP = 32
 """Number of queries after which a CPU prepares the index for faster searches. For fewer queries the preparation takes longer
 than the searches."""
@@ -117,7 +120,7 @@ class MipsIndex:
         self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
         self._float32_ND: Tensor | None = None
         self._int8: Int8Vectors | None = None
-        self._longest: Tensor | None = None
+        self._groups: Int8Groups | None = None
         self._queries_seen = 0
 
     def __len__(self) -> int:
@@ -133,13 +136,13 @@ class MipsIndex:
         return self._vectors_ND.index_select(0, number_n).float()
 
     def prepare(self) -> None:
-        """Makes the float32 copy or the int8 vectors now, or compiles the kernel of a GPU. If `prepare` is not called, `search`
-        does this after `WARM_UP` queries, or when it needs the kernel."""
+        """Makes the float32 copy or the int8 vectors now, and compiles the kernels of a GPU. If `prepare` is not called,
+        `search` does this after `WARM_UP` queries, and on a GPU when it first needs the int8 vectors."""
         passages, dim = self._vectors_ND.shape
-        if self._longest is None and self._has_half_prefilter(1):
-            # Triton compiles the kernel for one query, for multiples of 16, and for all other numbers.
+        if self._groups is None and self._has_group_prefilter(1):
+            # Triton compiles the kernels for one query, for multiples of 16, and for all other numbers.
             for queries in (1, 2, 16):
-                self._search_halves(torch.zeros(queries, dim, device=self.device), 1)
+                self._search_groups(torch.ones(queries, dim, device=self.device), 1, 1)
         if self.device.type != "cpu":
             return
         if self._float32_ND is None and self._vectors_ND.numel() <= FLOAT32_NUMBERS:
@@ -157,11 +160,9 @@ class MipsIndex:
         if self._float32_ND is not None and len(query_BD) * len(self) <= FEW_SCORES:
             # MKL multiplies a tall matrix by a narrow matrix; in the other order, searches with few queries are slower.
             return ranked(scores(self._float32_ND, query_BD).T, k)
-        if self._has_half_prefilter(k):
-            parts = map(partial(self._search_halves, k=k), query_BD.split(self._queries_at_a_time(k)))
-        else:
-            parts = map(partial(self._search, k=k), query_BD.split(QUERIES))
-        return Hits(*map(torch.cat, zip(*parts, strict=True)))
+        if self._has_group_prefilter(k):
+            return self._search_groups(query_BD, k, group_prefilter.chosen_groups(k))
+        return self._search_all(query_BD, k)
 
     @torch.no_grad()
     def search_subset(self, query_BD: Tensor, number_n: np.ndarray, k: int) -> Hits:
@@ -241,35 +242,53 @@ class MipsIndex:
             return CHUNK
         memory = torch.cuda.get_device_properties(self.device).total_memory
         return max(
-            half_prefilter.GROUP, int(GPU_SHARE * memory) // (4 * max(queries, self._vectors_ND.shape[1]))
+            group_operations.GROUP, int(GPU_SHARE * memory) // (4 * max(queries, self._vectors_ND.shape[1]))
         )
 
-    def _has_half_prefilter(self, k: int) -> bool:
-        float16 = self._vectors_ND.dtype == torch.float16
-        return float16 and half_prefilter.is_fast(self.device) and half_prefilter.is_worthwhile(len(self), k)
+    def _has_group_prefilter(self, k: int) -> bool:
+        passages, dim = self._vectors_ND.shape
+        return (
+            k > 0
+            and group_prefilter.is_fast(self.device)
+            and group_prefilter.is_worthwhile(passages, group_prefilter.chosen_groups(k))
+            and group_prefilter.is_possible(self.device, dim)
+        )
 
-    def _search_halves(self, query_BD: Tensor, k: int) -> Hits:
-        """Searches with the float16 prefilter; the few queries for which it cannot exclude passages are searched without it."""
-        if self._longest is None:
-            self._longest = half_prefilter.longest(self._vectors_ND)
-        with torch.autocast(self.device.type, enabled=False):
-            number_BM, bound_B = half_prefilter.candidates(query_BD, self._vectors_ND, self._longest, k)
-        place = ranked(own_scores(query_BD, self._vectors_ND[number_BM]), k)
+    def _search_groups(self, query_BD: Tensor, k: int, chosen: int) -> Hits:
+        """Searches with the prefilter of a GPU, and `chosen` groups of candidates. The few queries for which it cannot exclude
+        all other passages are searched with more candidates, and then without it."""
+        if self._groups is None:
+            self._groups = Int8Groups(self._vectors_ND)
+        if not self._groups.finite or not group_prefilter.is_worthwhile(len(self), chosen):
+            return self._search_all(query_BD, k)
+        at_a_time = self._queries_at_a_time(chosen)
+        if len(query_BD) > at_a_time:
+            parts = [self._search_groups(part_bD, k, chosen) for part_bD in query_BD.split(at_a_time)]
+            return Hits(*map(torch.cat, zip(*parts, strict=True)))
+        number_BM, bound_B = group_prefilter.candidates(query_BD, self._groups, len(self), chosen)
+        using = group_prefilter.operations(self.device, query_BD.shape[1])
+        place = ranked(using.gathered_scores(query_BD, self._vectors_ND, number_BM), k)
         best = Hits(place.score_BK, number_BM.gather(1, place.number_BK))
-        doubtful_b = torch.logical_not(best.score_BK[:, -1] > bound_B).nonzero().squeeze(1)
-        if len(doubtful_b):
-            for rows, values in zip(best, self._search(query_BD[doubtful_b], k), strict=True):
+        sure_B = best.score_BK[:, -1] > bound_B
+        if not sure_B.all():
+            doubtful_b = sure_B.logical_not().nonzero().squeeze(1)
+            again = self._search_groups(query_BD[doubtful_b], k, MORE_CANDIDATES * chosen)
+            for rows, values in zip(best, again, strict=True):
                 rows[doubtful_b] = values
         return best
 
-    def _queries_at_a_time(self, k: int) -> int:
+    def _queries_at_a_time(self, chosen: int) -> int:
         """Number of queries whose candidates may be in the memory of a GPU at a time."""
         if self.device.type != "cuda":
             return QUERIES
         passages, dim = self._vectors_ND.shape
-        # The vectors of the candidates in float16 and in float32, and a float32 score per group.
-        memory = half_prefilter.candidate_count(k) * dim * 6 + passages // half_prefilter.GROUP * 4
+        memory = group_prefilter.memory_of_query(passages, dim, chosen, self.device)
         return max(1, int(GPU_SHARE * torch.cuda.get_device_properties(self.device).total_memory) // memory)
+
+    def _search_all(self, query_BD: Tensor, k: int) -> Hits:
+        """Searches without the prefilter of a GPU."""
+        parts = map(partial(self._search, k=k), query_BD.split(QUERIES))
+        return Hits(*map(torch.cat, zip(*parts, strict=True)))
 
     def _search(self, query_BD: Tensor, k: int) -> Hits:
         queries = query_BD.shape[0]
@@ -369,7 +388,7 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
     count = score_BN.shape[1]
     k = min(k, count)
     if score_BN.device.type != "cpu":
-        return _ranked_on_device(score_BN, k)
+        return Hits(*group_prefilter.operations(score_BN.device).best_columns(score_BN, k))
     # One score more than k shows whether the first score that is left out equals the last score that is kept.
     top = score_BN.topk(min(k + 1, count), dim=1)
     column_BK, equal_BK = top.indices[:, :k], top.values[:, 1:] == top.values[:, :-1]
@@ -385,39 +404,6 @@ def ranked(score_BN: Tensor, k: int) -> Hits:
     column_BK = column_BK.sort(dim=1).values
     sorted_BK = score_BN.gather(1, column_BK).sort(dim=1, descending=True, stable=True)
     return Hits(sorted_BK.values, column_BK.gather(1, sorted_BK.indices))
-
-
-def _ranked_on_device(score_BN: Tensor, k: int) -> Hits:
-    """`ranked` for float32 scores, without reading values, for which the CPU would have to wait for a GPU.
-
-    The k best scores of a row are in the k groups of columns with the largest maxima (of groups with equal maxima, the first),
-    so only the scores of these groups are sorted.
-    """
-    size = half_prefilter.GROUP
-    groups = score_BN.shape[1] // size
-    if groups <= 4 * k:
-        number_BK = _largest(score_BN, k)
-        return Hits(score_BN.gather(1, number_BK), number_BK)
-    largest_BG = score_BN[:, : groups * size].unflatten(1, (groups, size)).amax(dim=2)
-    group_BK = _largest(largest_BG, k).sort(dim=1).values  # in rising order, as `_largest` needs the columns
-    column_BM = half_prefilter.members(group_BK, score_BN.shape[1])
-    score_BM = score_BN.gather(1, column_BM)
-    place_BK = _largest(score_BM, k)
-    return Hits(score_BM.gather(1, place_BK), column_BM.gather(1, place_BK))
-
-
-def _largest(score_BN: Tensor, k: int) -> Tensor:
-    """Columns of the k largest float32 scores, best first; of equal scores, the first columns.
-
-    Score and column are joined to one whole number, so that no two columns are equal.
-    """
-    assert score_BN.dtype == torch.float32
-    bits_BN = (score_BN + 0.0).view(torch.int32)  # + 0.0 makes 0.0 of -0.0
-    bits_BN.bitwise_xor_((bits_BN >> 31) & 0x7FFFFFFF)  # whole numbers in the order of the scores
-    last = score_BN.shape[1] - 1
-    column_N = torch.arange(last, -1, -1, device=score_BN.device)
-    best_BK = bits_BN.long().bitwise_left_shift_(32).add_(column_N).topk(k, dim=1).values
-    return last - (best_BK & 0xFFFFFFFF)
 
 
 def add_rests(parts: Sequence[Rest]) -> Rest:

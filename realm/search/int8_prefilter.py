@@ -1,9 +1,9 @@
 """The int8 prefilter: excludes passages that cannot be among the best, by scores of vectors with 8 bits per number.
 
 On CPUs that have instructions for int8 dot products, an int8 dot product costs a quarter of a float32 dot product, and it reads
-half as many bytes as a float16 dot product. The length of the quantization error of each vector is known, so the Cauchy-Schwarz
-inequality bounds the error of a score. In this inequality, v is a passage vector, q is a query vector, and v' and q' are the
-quantized vectors:
+half as many bytes as a float16 dot product. On a GPU the difference is larger (`group_prefilter.py`). The length of the
+quantization error of each vector is known, so the Cauchy-Schwarz inequality bounds the error of a score. In this inequality, v
+is a passage vector, q is a query vector, and v' and q' are the quantized vectors:
 
     q v - q' v' = q (v - v') + (q - q') v'  <=  |q| |v - v'| + |q - q'| |v'|
 
@@ -28,6 +28,8 @@ MULTIPLE = 256
 """The number of quantized passages is rounded up to a multiple of `MULTIPLE`, which is itself a multiple of `GROUP`."""
 BLOCK = 1 << 11
 """Passages that are quantized at a time; in float32 their vectors have 1 MB if D is 128."""
+SAFETY = 1.02
+"""Factor of the bounds, which covers rounding errors."""
 
 
 class Survivors(NamedTuple):
@@ -54,8 +56,7 @@ class Int8Vectors:
 
     def __init__(self, vectors_ND: Tensor):
         count, dim = vectors_ND.shape
-        noise_DD = torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))
-        rotation_DD = torch.linalg.qr(noise_DD).Q.contiguous()
+        rotation_DD = rotation(dim)
         self.rotation_DD = rotation_DD.double()
         self.int8_ND = torch.zeros(round_up(count), dim, dtype=torch.int8)
         sample_ND = vectors_ND[:: max(1, count // BLOCK)].double() @ self.rotation_DD
@@ -78,25 +79,44 @@ class Int8Vectors:
         return bool(np.isfinite(self.length) and np.isfinite(self.error))
 
 
-class QuantizedQueries:
+class Int8Queries(NamedTuple):
     """Query vectors, rotated, and quantized to int8 with one scale per query."""
 
+    int8_BD: Tensor
+    scale_B: Tensor
+    length_B: Tensor
+    """|q|."""
+    lost_B: Tensor
+    """|q - q'|."""
+
+    def error(self, length: float) -> Tensor:
+        """The part of the bound that is due to the queries and to rounding -> [B]; `length` is the largest |v'|."""
+        # The bound is larger than exact arithmetic needs: by 2 %, and by the float32 error of the rotation.
+        return (SAFETY * self.lost_B + 1e-5 * self.length_B) * length
+
+
+def quantized(rotated_BD: Tensor) -> Int8Queries:
+    """Rotated queries in float64, quantized."""
+    scale_B = rotated_BD.abs().amax(dim=1).clamp_min(1e-30) / 127
+    whole_BD = (rotated_BD / scale_B[:, None]).round_()
+    # A new tensor, because _int_mm needs contiguous strides even in axes of size 1 (pytorch issue 195066).
+    int8_BD = torch.empty(whole_BD.shape, dtype=torch.int8, device=whole_BD.device).copy_(whole_BD)
+    return Int8Queries(
+        int8_BD, scale_B, rotated_BD.norm(dim=1), (rotated_BD - whole_BD * scale_B[:, None]).norm(dim=1)
+    )
+
+
+class QuantizedQueries:
+    """Queries that are compared with `Int8Vectors`."""
+
     def __init__(self, vectors: Int8Vectors, query_BD: Tensor):
-        rotated_BD = (query_BD.double() @ vectors.rotation_DD).numpy()  # autocast does not change float64
-        scale_B = np.maximum(np.abs(rotated_BD).max(1), 1e-30) / 127
-        int8_BD = np.rint(rotated_BD / scale_B[:, None])
-        lost_BD = rotated_BD - int8_BD * scale_B[:, None]
-        length_B, lost_B = (np.sqrt(np.einsum("bd,bd->b", rows, rows)) for rows in (rotated_BD, lost_BD))
-        # The bound is larger than exact arithmetic needs, to cover rounding errors: by 2 % here, by the float32 error of the
-        # rotation in the next line, and by one unit in `self.error_B`.
-        error_B = 1.02 * (length_B * vectors.error + lost_B * vectors.length)
-        error_B += 1e-5 * length_B * vectors.length
+        queries = quantized(query_BD.double() @ vectors.rotation_DD)  # autocast does not change float64
+        error_B = SAFETY * queries.length_B * vectors.error + queries.error(vectors.length)
         self._vectors = vectors
-        # np.array makes a new array, because _int_mm needs contiguous strides even in axes of size 1 (pytorch issue 195066).
-        self.int8_BD = torch.from_numpy(np.array(int8_BD, dtype=np.int8, order="C"))
-        self.unit_B = scale_B * vectors.scale
+        self.int8_BD = queries.int8_BD
+        self.unit_B = (queries.scale_B * vectors.scale).numpy()
         """Inner product that corresponds to an int8 score of 1."""
-        self.error_B = error_B / self.unit_B + 1
+        self.error_B = error_B.numpy() / self.unit_B + 1  # one unit covers rounding in the comparison
         """Largest difference between an int8 score and the inner product divided by `unit_B`."""
 
     def survivors(self, start: int, stop: int, floor_B: Tensor | None, k: int) -> Survivors | None:
@@ -118,6 +138,12 @@ class QuantizedQueries:
             return None
         query_C = place_C // width
         return Survivors(query_C, place_C + (start - query_C * width))
+
+
+def rotation(dim: int) -> Tensor:
+    """The rotation of all vectors -> [D, D]."""
+    noise_DD = torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))
+    return torch.linalg.qr(noise_DD).Q.contiguous()
 
 
 def round_up(count: int) -> int:

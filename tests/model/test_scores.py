@@ -122,11 +122,11 @@ def test_warm_start_inside_pretraining_has_the_loss_of_ict(tiny_kb, tiny_model) 
 
 
 def test_no_other_file_multiplies_vectors_of_queries() -> None:
-    """Except the prefilters: one rotates in float64, the other rounds to float16, and switches autocast off."""
+    """Except the prefilters, which rotate in float64."""
     product = re.compile(r"query_\w*D\S* @ | @ \S*query_\w*D\b|query_\w*D\[:, None\] \*")
     found = {
         file.name
         for file in Path(realm.__file__).parent.rglob("*.py")
         if any(product.search(line) for line in file.read_text(encoding="utf-8").splitlines())
     }
-    assert found == {"half_prefilter.py", "int8_prefilter.py"}
+    assert found == {"group_prefilter.py", "int8_prefilter.py"}

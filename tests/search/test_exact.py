@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from realm.search import exact as mips
-from realm.search import half_prefilter, int8_prefilter
+from realm.search import group_operations, group_prefilter, int8_prefilter
 from realm.search.exact import MipsIndex
 from tests.search.test_int8_prefilter import needs_int8
 
@@ -101,11 +101,11 @@ def assert_exact(index: MipsIndex, vectors: np.ndarray, query: np.ndarray, k: in
     bits=st.sampled_from([16, 32]),
     float32_numbers=st.sampled_from([0, mips.FLOAT32_NUMBERS]),
     few_scores=st.sampled_from([0, mips.FEW_SCORES]),
-    halves=st.booleans(),
+    groups=st.booleans(),
     seed=st.integers(0, 1000),
 )
 def test_search_is_exact_whatever_the_vectors(
-    kind, query_kind, count, dim, queries, k, bits, float32_numbers, few_scores, halves, seed
+    kind, query_kind, count, dim, queries, k, bits, float32_numbers, few_scores, groups, seed
 ):
     draw = np.random.default_rng(seed)
     vectors = made(kind, count, dim, draw).astype(f"float{bits}")
@@ -117,17 +117,22 @@ def test_search_is_exact_whatever_the_vectors(
         patch.setattr(mips, "CHUNK", 512)
         patch.setattr(mips, "FLOAT32_NUMBERS", float32_numbers)
         patch.setattr(mips, "FEW_SCORES", few_scores)
-        if halves:
+        if groups:
             as_on_a_gpu(patch)
         assert_exact(index, vectors, query, k)
         assert_exact(index, vectors, query, k)  # prepared by now
 
 
 def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """The float16 prefilter searches, in small groups and chunks."""
-    patch.setattr(half_prefilter, "is_fast", lambda device: True)
-    patch.setattr(half_prefilter, "GROUP", 4)
-    patch.setattr(half_prefilter, "SCORES", 100)
+    """The prefilter of a GPU searches, in small groups and chunks."""
+    patch.setattr(group_prefilter, "is_fast", lambda device: True)
+    patch.setattr(group_operations, "GROUP", 4)
+    patch.setattr(group_operations, "SCORES", 10_000)
+    patch.setattr(group_prefilter, "AT_ONCE", 0)
+    if not int8_prefilter.is_fast():  # this CPU does not multiply 8-bit numbers, or rounds their sums
+        patch.setattr(
+            group_operations, "int8_products", lambda a, b, out: out.copy_(a.double() @ b.double().T)
+        )
 
 
 @pytest.mark.parametrize("fast", [True, False])

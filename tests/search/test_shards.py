@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realm import distributed
-from realm.search import exact, half_prefilter
+from realm.search import exact, group_operations
 from realm.search.exact import Hits, MipsIndex, PassageIndex, add_rests, merge_hits, ranked, with_gradient
 from realm.search.shards import divided_index, own_passages
 from tests.ranks import run_on_ranks
@@ -116,10 +116,11 @@ NUMBERS = st.sampled_from([-np.inf, -3.0e38, -2.5, -1e-30, -0.0, 0.0, 1e-30, 2.5
 def test_a_device_ranks_as_a_cpu(rows, k, group):
     score_BN = torch.tensor(rows, dtype=torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(half_prefilter, "GROUP", group)
-        found, wanted = exact._ranked_on_device(score_BN, min(k, 11)), ranked(score_BN, k)
-    assert torch.equal(found.number_BK, wanted.number_BK)
-    assert torch.equal(found.score_BK, wanted.score_BK)
+        patch.setattr(group_operations, "GROUP", group)
+        best_BK, column_BK = group_operations.best_columns(score_BN, min(k, 11))
+    wanted = ranked(score_BN, k)
+    assert torch.equal(column_BK, wanted.number_BK)
+    assert torch.equal(best_BK, wanted.score_BK)
 
 
 @pytest.mark.parametrize("columns", [9, 1000])
