@@ -30,6 +30,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "swish": nn.SiLU,
 }
 
+GELU = [name for name, make in ACTIVATIONS.items() if isinstance(make(), nn.GELU)]
+
 MOST_LAYERS = 1000
 """Most layers of an encoder, far more than any published encoder has."""
 
@@ -166,7 +168,7 @@ class BertLayer(nn.Module):
         super().__init__()
         self.attention = _Attention(config)
         self.intermediate = _Intermediate(config)
-        self.output = _Added(config.intermediate_size, config)
+        self.output = AddedLayer(config.intermediate_size, config)
 
     def forward(self, state_BTH: Tensor, mask_BT: Tensor) -> Tensor:
         return self.after_attention(self.attention.self(state_BTH, mask_BT), state_BTH)
@@ -181,7 +183,7 @@ class _Attention(nn.Module):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.self = _SelfAttention(config)
-        self.output = _Added(config.hidden_size, config)
+        self.output = AddedLayer(config.hidden_size, config)
 
 
 class _SelfAttention(nn.Module):
@@ -215,8 +217,8 @@ class _Intermediate(nn.Module):
         return self.activation(self.dense(state))
 
 
-class _Added(nn.Module):
-    """A residual connection: LayerNorm(dropout(dense(found)) + given)."""
+class AddedLayer(nn.Module):
+    """A linear layer with a residual connection: LayerNorm(dropout(dense(found)) + given)."""
 
     def __init__(self, width: int, config: BertConfig):
         super().__init__()

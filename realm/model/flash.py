@@ -12,17 +12,22 @@ head.
 
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from importlib.util import find_spec
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realm.model.bert import Bert, BertLayer
+from realm.model.bert import GELU, AddedLayer, Bert, BertConfig, BertLayer
 from realm.tokens.layouts import Tokens
 
 LARGEST_HEAD, HEAD_STEP = 192, 8
 """Flash attention trains heads of up to 192 numbers on every GPU that has the kernel, in multiples of 8."""
+
+
+WIDEST = 8192
+"""Largest hidden size for the kernels of `realm.model.fused`, which keep a whole state in registers."""
 
 
 class Rows(NamedTuple):
@@ -48,13 +53,39 @@ def _has_kernel(device: torch.device) -> bool:
     return built and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+def _is_fused(config: BertConfig, device: torch.device) -> bool:
+    """Whether the kernels of `realm.model.fused` compute layers of this size here."""
+    return config.hidden_act in GELU and config.hidden_size <= WIDEST and _fused_kernels_run(device)
+
+
+@cache
+def _fused_kernels_run(device: torch.device) -> bool:
+    """Whether the kernels run here, and are right: Triton needs a C compiler."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return False
+    from realm.model.fused import activated, added
+
+    draw = torch.Generator().manual_seed(0)
+    found_NH, given_NH = torch.randn(2, 9, 24, generator=draw).to(device, torch.bfloat16)
+    one_H, zero_H = torch.ones(24, device=device), torch.zeros(24, device=device)
+    wanted_NH = F.layer_norm(F.gelu(found_NH.float()) + given_NH.float(), (24,))
+    try:
+        with torch.no_grad():
+            active_NH = activated(found_NH, zero_H, tanh=False)
+            found_NH = added(active_NH, zero_H, given_NH, one_H, zero_H, epsilon=1e-12, dropout=0.0)
+        return torch.allclose(found_NH.float(), wanted_NH, atol=0.05)
+    except Exception:
+        # Each version of Triton raises other exceptions.
+        return False
+
+
 def hidden_states(bert: Bert, tokens: Tokens) -> Tensor:
     """States of the last layer -> [B, T, H]; states of padding are 0."""
     place_N, rows, state_NH = _embedded(bert, tokens)
     for layer in bert.encoder.layer:
         state_NH = _next_states(layer, state_NH, rows)
     padded = state_NH.new_zeros(tokens.ids_BT.numel(), state_NH.shape[1]).index_copy(0, place_N, state_NH)
-    return padded.view(*tokens.ids_BT.shape, -1)
+    return _in_full(padded.view(*tokens.ids_BT.shape, -1))
 
 
 def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> Tensor:
@@ -67,15 +98,19 @@ def states_at(bert: Bert, tokens: Tokens, row_P: Tensor, position_P: Tensor) -> 
     for layer in before:
         state_NH = _next_states(layer, state_NH, rows)
     if not len(row_P):
-        return _next_states(last, state_NH, rows)[
-            :0
-        ]  # so that the gradient of every weight is 0, and not None
+        # So that the gradient of every weight is 0, and not None.
+        return _in_full(_next_states(last, state_NH, rows)[:0])
     row_P, order_P = row_P.sort(stable=True)
     asked_P = rows.offset_B[row_P] + position_P[order_P]
     row_B = torch.arange(len(rows.offset_B), device=row_P.device)
     asked = Rows(torch.searchsorted(row_P, row_B, out_int32=True), len(row_P))
     state_PH = _last_states(last, state_NH, rows, asked_P, asked)
-    return torch.empty_like(state_PH).index_copy(0, order_P, state_PH)
+    return _in_full(torch.empty_like(state_PH).index_copy(0, order_P, state_PH))
+
+
+def _in_full(state: Tensor) -> Tensor:
+    """States in float32, as all other ways give them."""
+    return state.float() if state.dtype == torch.bfloat16 else state
 
 
 def _embedded(bert: Bert, tokens: Tokens) -> tuple[Tensor, Rows, Tensor]:
@@ -83,12 +118,15 @@ def _embedded(bert: Bert, tokens: Tokens) -> tuple[Tensor, Rows, Tensor]:
     device, length_B, width = tokens.ids_BT.device, tokens.length_B, tokens.ids_BT.shape[1]
     end_B = length_B.cumsum(0)
     first_B = torch.arange(len(length_B)) * width - end_B + length_B
-    place_N = torch.arange(int(end_B[-1])) + first_B.repeat_interleave(length_B)
-    place_N = place_N.to(device, non_blocking=True)
+    # Only a few numbers are copied: for large copies the CPU would wait until the GPU has computed all before.
+    count, (first_B, there_B) = int(end_B[-1]), torch.stack([first_B, length_B]).to(device, non_blocking=True)
+    place_N = torch.arange(count, device=device) + first_B.repeat_interleave(there_B, output_size=count)
     offset_B = F.pad(end_B, (1, 0)).int().to(device, non_blocking=True)
     state_NH = bert.embeddings(
         tokens.ids_BT.flatten()[place_N], tokens.segments_BT.flatten()[place_N], place_N % width
     )
+    if _is_fused(bert.config, device):
+        state_NH = state_NH.bfloat16()
     return place_N, Rows(offset_B, int(length_B.max())), state_NH
 
 
@@ -98,7 +136,7 @@ def _next_states(layer: BertLayer, state_NH: Tensor, rows: Rows) -> Tensor:
         state_NH, own.num_attention_heads, own.query, own.key, own.value
     )
     mixed_NAd = attend(query_NAd, key_NAd, value_NAd, rows, rows, own.dropout.p if own.training else 0.0)
-    return layer.after_attention(mixed_NAd.flatten(1), state_NH)
+    return _after_attention(layer, mixed_NAd.flatten(1), state_NH)
 
 
 def _last_states(layer: BertLayer, state_NH: Tensor, rows: Rows, asked_P: Tensor, asked: Rows) -> Tensor:
@@ -107,7 +145,27 @@ def _last_states(layer: BertLayer, state_NH: Tensor, rows: Rows, asked_P: Tensor
     (query_PAd,) = _products(asked_PH, own.num_attention_heads, own.query)
     key_NAd, value_NAd = _products(state_NH, own.num_attention_heads, own.key, own.value)
     mixed_PAd = attend(query_PAd, key_NAd, value_NAd, asked, rows, own.dropout.p if own.training else 0.0)
-    return layer.after_attention(mixed_PAd.flatten(1), asked_PH)
+    return _after_attention(layer, mixed_PAd.flatten(1), asked_PH)
+
+
+def _after_attention(layer: BertLayer, mixed_NH: Tensor, state_NH: Tensor) -> Tensor:
+    if state_NH.dtype != torch.bfloat16:  # without the fused kernels
+        return layer.after_attention(mixed_NH, state_NH)
+    from realm.model.fused import activated
+
+    state_NH = _added(layer.attention.output, mixed_NH, state_NH)
+    dense = layer.intermediate.dense
+    tanh = cast(nn.GELU, layer.intermediate.activation).approximate == "tanh"
+    hidden_NF = activated(F.linear(state_NH, dense.weight), dense.bias, tanh)
+    return _added(layer.output, hidden_NF, state_NH)
+
+
+def _added(part: AddedLayer, found: Tensor, given: Tensor) -> Tensor:
+    from realm.model.fused import added
+
+    dense, norm = part.dense, part.LayerNorm
+    dropout = part.dropout.p if part.training else 0.0
+    return added(F.linear(found, dense.weight), dense.bias, given, norm.weight, norm.bias, norm.eps, dropout)
 
 
 def _products(state_NH: Tensor, heads: int, *layers: nn.Linear) -> Sequence[Tensor]:

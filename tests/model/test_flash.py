@@ -9,11 +9,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from realm.model import flash, states
+from realm.model.bert import BertConfig
 from realm.model.flash import Rows, hidden_states, states_at
 from tests.model.cpu.test_packed import rows_of, small_bert, theirs
 from tests.transformers_twin import twin
@@ -117,6 +119,49 @@ def test_states_in_bf16_are_near_those_in_float32() -> None:
     torch.testing.assert_close(rounded, exact, atol=0.1, rtol=0.1)
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+def test_fused_parts_get_the_weights_of_their_layer(monkeypatch, activation) -> None:
+    pytest.importorskip("triton")
+    from realm.model import fused
+
+    def added(found, bias, given, weight, shift, epsilon, dropout):
+        assert found.dtype == given.dtype == torch.bfloat16 and dropout == 0
+        return F.layer_norm((found + bias) + given, bias.shape, weight, shift, epsilon).bfloat16()
+
+    def activated(found, bias, tanh):
+        return F.gelu(found + bias, approximate="tanh" if tanh else "none").bfloat16()
+
+    bert, tokens = small_bert(hidden_act=activation).float(), rows_of([9, 6, 4])
+    bert.train()
+    row_P, position_P = torch.tensor([2, 0, 0]), torch.tensor([3, 8, 0])
+    with torch.no_grad():
+        exact = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
+        monkeypatch.setattr(flash, "_is_fused", lambda *_: True)
+        monkeypatch.setattr(fused, "added", added)
+        monkeypatch.setattr(fused, "activated", activated)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rounded = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
+    for one, other in zip(rounded, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fused"),
+    [
+        ({}, True),
+        ({"hidden_act": "gelu_new"}, True),
+        ({"hidden_act": "relu"}, False),
+        ({"hidden_size": 9216}, False),
+    ],
+)
+def test_layers_are_fused_where_their_kernels_run_and_fit(monkeypatch, settings, fused) -> None:
+    monkeypatch.setattr(flash, "_fused_kernels_run", lambda device: device.type == "cuda")
+    config = BertConfig(**settings)
+    assert flash._is_fused(config, torch.device("cuda")) is fused
+    assert not flash._is_fused(config, torch.device("cpu"))
+
+
 def test_torch_accepts_the_call_of_flash_attention_and_its_backward_pass(monkeypatch) -> None:
     """With meta tensors, which have shapes but no values."""
     monkeypatch.undo()
@@ -136,6 +181,11 @@ def test_flash_attention_gives_the_states_and_gradients_of_padded_rows_in_float3
     monkeypatch.undo()
     gpu = torch.device("cuda")
     bert = small_bert(hidden_size=64, num_attention_heads=2, max_position_embeddings=400).float().to(gpu)
+    with torch.no_grad():
+        for name, weight in bert.named_parameters():
+            # What all tokens have in common adds nothing to the gradients of queries and keys but rounding errors: flash
+            # attention computes these gradients from the rounded sum of the values.
+            weight.mul_(0.0 if name.endswith(("value.bias", "LayerNorm.bias")) else 0.5)
     tokens = rows_of([350, 17, 1, 96, 200]).to(gpu)
     row_P = torch.tensor([4, 0, 0, 2, 4, 1], device=gpu)
     position_P = torch.tensor([199, 3, 3, 0, 5, 16], device=gpu)
@@ -151,7 +201,9 @@ def test_flash_attention_gives_the_states_and_gradients_of_padded_rows_in_float3
             )
         torch.manual_seed(0)
         sum((one * torch.randn_like(one)).sum() for one in found).backward()
-        made[bits] = [*found, *(weight.grad for weight in bert.parameters() if weight.grad is not None)]
+        # The gradient of the biases of keys is 0 but for rounding errors.
+        weights = [weight for name, weight in bert.named_parameters() if not name.endswith("key.bias")]
+        made[bits] = [*found, *(weight.grad for weight in weights if weight.grad is not None)]
     for exact, rounded in zip(*made.values(), strict=True):
         assert (exact - rounded).norm() <= 0.05 * exact.norm() + 1e-3
 
