@@ -10,9 +10,11 @@ needs a C compiler when a kernel runs for the first time.
 Axis letters: N tokens, H hidden, F width of a linear layer; inside the kernels, n, h and f are those of one step.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -49,6 +51,49 @@ def activated(found_NF: Tensor, bias_F: Tensor, tanh: bool) -> Tensor:
     """GELU(found + bias) -> [N, F] in the type of `found`; `tanh`: by its approximation with tanh."""
     result: Tensor = _Activated.apply(found_NF, bias_F, tanh)
     return result
+
+
+def are_right(added: Callable[..., Tensor], activated: Callable[..., Tensor], device: torch.device) -> bool:
+    """Whether two functions give on this device, in bf16, what torch gives on a CPU in float32, and the same gradients."""
+
+    def plain_added(
+        found: Tensor,
+        bias: Tensor,
+        given: Tensor,
+        weight: Tensor,
+        shift: Tensor,
+        epsilon: float,
+        dropout: float,
+    ) -> Tensor:
+        return F.layer_norm(F.dropout(found + bias, dropout) + given, bias.shape, weight, shift, epsilon)
+
+    def plain_activated(found: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        return F.gelu(found + bias, approximate="tanh" if tanh else "none")
+
+    def results(
+        added: Callable[..., Tensor], activated: Callable[..., Tensor], given: list[Tensor]
+    ) -> list[Tensor]:
+        state, *others = leaves = [part.requires_grad_() for part in given]
+        for tanh in (False, True):
+            state = added(activated(state, others[0], tanh), *others, 1e-5, 0.0)
+        return [state, *torch.autograd.grad(state.float().square().sum(), leaves)]
+
+    with torch.inference_mode(False), torch.enable_grad():
+        draw = torch.Generator().manual_seed(0)
+        rows = [torch.randn(9, 24, generator=draw) for _ in range(2)]
+        bias, weight, shift = torch.randn(3, 24, generator=draw)
+        given = [rows[0], bias, rows[1], weight, shift]
+        there = [
+            part.detach().to(device, torch.bfloat16 if part.dim() == 2 else torch.float32) for part in given
+        ]
+        try:
+            made = results(added, activated, there)
+        except Exception:
+            # Each version of Triton raises other exceptions.
+            return False
+        wanted = results(plain_added, plain_activated, [part.detach().clone() for part in given])
+        pairs = zip(made, wanted, strict=True)
+        return all((one.float().cpu() - other).norm() <= 0.05 * other.norm() for one, other in pairs)
 
 
 class _Added(torch.autograd.Function):

@@ -134,3 +134,28 @@ def test_gelu_and_its_gradients_are_those_of_torch(made, case, bits, tanh) -> No
     wanted, wanted_gradients = reference(plain, [given["long"], given["wide"]], given["activated"])
     first = 11 if tanh else 8
     assert_close(found[first : first + 3], [wanted, *wanted_gradients], bits)
+
+
+def test_kernels_that_fail_or_have_wrong_gradients_are_not_used() -> None:
+    from realm.model import flash, fused
+
+    def added(found: Tensor, bias: Tensor, given: Tensor, weight: Tensor, shift: Tensor, *_: float) -> Tensor:
+        return F.layer_norm((found + bias + given).float(), bias.shape, weight, shift).to(found.dtype)
+
+    def activated(found: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        return F.gelu(found + bias, approximate="tanh" if tanh else "none").to(found.dtype)
+
+    def no_gradient(found: Tensor, bias: Tensor, tanh: bool) -> Tensor:
+        return activated(found, bias.detach(), tanh) + 0 * bias.to(found.dtype)
+
+    def fails(*_: object) -> Tensor:
+        raise RuntimeError("Failed to find C compiler")
+
+    cpu = torch.device("cpu")
+    assert fused.are_right(added, activated, cpu)
+    with torch.inference_mode():
+        assert fused.are_right(added, activated, cpu)
+    assert not fused.are_right(added, no_gradient, cpu)
+    assert not fused.are_right(added, lambda found, bias, tanh: activated(found, bias, not tanh) * 1.1, cpu)
+    assert not fused.are_right(fails, activated, cpu)
+    assert not flash._fused_kernels_run(cpu)
