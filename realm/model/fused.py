@@ -102,7 +102,7 @@ class _Added(torch.autograd.Function):
         ctx: Any, found_NH: Tensor, bias_H: Tensor, given_NH: Tensor, weight_H: Tensor, shift_H: Tensor, epsilon: float,
         dropout: float,
     ) -> Tensor:  # fmt: skip
-        count, width = found_NH.shape
+        found_NH, given_NH, (count, width) = found_NH.contiguous(), given_NH.contiguous(), found_NH.shape
         result_NH, total_NH = torch.empty_like(found_NH), torch.empty_like(found_NH)
         mean_N, scale_N = found_NH.new_empty(2, count, dtype=torch.float32)
         ctx.dropout = dropout, new_seed() % 2**31 if dropout else 0
@@ -138,7 +138,7 @@ class _Added(torch.autograd.Function):
 class _Activated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, found_NF: Tensor, bias_F: Tensor, tanh: bool) -> Tensor:
-        ctx.tanh = tanh
+        ctx.tanh, found_NF = tanh, found_NF.contiguous()
         result_NF = torch.empty_like(found_NF)
         if found_NF.numel():
             with current_device(found_NF):

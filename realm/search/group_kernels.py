@@ -93,7 +93,7 @@ def gathered_scores(query_BD: Tensor, vectors_ND: Tensor, number_BM: Tensor) -> 
     if queries and width:
         with current_device(query_BD):
             _scores_kernel[(triton.cdiv(width, CANDIDATES), queries)](
-                query_BD.contiguous(), vectors_ND, number_BM.contiguous(), score_BM, width,
+                query_BD.contiguous(), vectors_ND.contiguous(), number_BM.contiguous(), score_BM, width,
                 D=dim, WIDTH=_width(dim), CANDIDATES=CANDIDATES, num_warps=4,
             )  # fmt: skip
     return score_BM
