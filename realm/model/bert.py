@@ -31,6 +31,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 GELU = [name for name, make in ACTIVATIONS.items() if isinstance(make(), nn.GELU)]
+"""The activations that are GELU, or its approximation by tanh."""
 
 MOST_LAYERS = 1000
 """Most layers of an encoder, far more than any published encoder has."""

@@ -24,8 +24,6 @@ from realm.tokens.layouts import Tokens
 
 LARGEST_HEAD, HEAD_STEP = 192, 8
 """Flash attention trains heads of up to 192 numbers on every GPU that has the kernel, in multiples of 8."""
-
-
 WIDEST = 8192
 """Largest hidden size for the kernels of `realm.model.fused`, which keep a whole state in registers."""
 

@@ -78,7 +78,12 @@ def are_right(added: Callable[..., Tensor], activated: Callable[..., Tensor], de
             state = added(activated(state, others[0], tanh), *others, 1e-5, 0.0)
         return [state, *torch.autograd.grad(state.float().square().sum(), leaves)]
 
-    with torch.inference_mode(False), torch.enable_grad():
+    def same(part: Tensor) -> Tensor:
+        return part
+
+    # The call can come from a forward pass that is recorded to be computed again, whose hooks must not see these tensors.
+    hooks = torch.autograd.graph.saved_tensors_hooks(same, same)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
         draw = torch.Generator().manual_seed(0)
         rows = [torch.randn(9, 24, generator=draw) for _ in range(2)]
         bias, weight, shift = torch.randn(3, 24, generator=draw)

@@ -12,8 +12,8 @@ Passages with equal scores are ordered by passage number, also where a hit list 
 parts: the hits of the parts, merged by `merge_hits`, are the hits of the whole index, and `add_rests` does the same for the
 softmax.
 
-Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index, G groups of
-columns, M columns that are sorted, b some of the queries.
+Axis letters: B queries, K hits per query, N passages, D embedding, C survivors of all queries, R parts of an index, M
+candidates, b some of the queries.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,6 +50,9 @@ FEW_SCORES = 1 << 18
 """Largest number of scores (queries x passages) for which one matrix product and `topk` are faster than the int8 prefilter."""
 MIN_PASSAGES = 1 << 12
 """Smallest number of passages for which the int8 prefilter is faster than scoring all passages."""
+USUAL_HITS = 20
+"""Number of hits for which the kernels of a GPU are compiled before the first search. With other numbers some are compiled by a
+search."""
 MORE_CANDIDATES = 8
 """Factor of the number of candidates for queries for which a GPU had too few of them."""
 WARM_UP = 32
@@ -117,10 +120,11 @@ class MipsIndex:
     """Vectors of all passages on one device. The row number of a vector is the passage number."""
 
     def __init__(self, vectors_ND: np.ndarray | Tensor, device: torch.device | None = None):
-        self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu"))
+        self._vectors_ND = torch.as_tensor(vectors_ND).to(device or torch.device("cpu")).contiguous()
         self._float32_ND: Tensor | None = None
         self._int8: Int8Vectors | None = None
         self._groups: Int8Groups | None = None
+        self._compiled = False
         self._queries_seen = 0
 
     def __len__(self) -> int:
@@ -139,10 +143,13 @@ class MipsIndex:
         """Makes the float32 copy or the int8 vectors now, and compiles the kernels of a GPU. If `prepare` is not called,
         `search` does this after `WARM_UP` queries, and on a GPU when it first needs the int8 vectors."""
         passages, dim = self._vectors_ND.shape
-        if self._groups is None and self._has_group_prefilter(1):
+        if not self._compiled and self._has_group_prefilter(1):
+            self._compiled = True
+            k = USUAL_HITS if self._has_group_prefilter(USUAL_HITS) else 1
             # Triton compiles the kernels for one query, for multiples of 16, and for all other numbers.
-            for queries in (1, 2, 16):
-                self._search_groups(torch.ones(queries, dim, device=self.device), 1, 1)
+            for queries in (1, 17, 16):
+                query_BD = torch.ones(queries, dim, device=self.device)
+                self._search_groups(query_BD, k, group_prefilter.chosen_groups(k))
         if self.device.type != "cpu":
             return
         if self._float32_ND is None and self._vectors_ND.numel() <= FLOAT32_NUMBERS:

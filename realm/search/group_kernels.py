@@ -1,9 +1,9 @@
 """The functions of `group_operations.py` as kernels of Triton.
 
-The upper bounds come from int8 scores that never leave the multiprocessors: with 512 queries they would have sixteen times as
-many bytes as the vectors. The other kernels are here because a GPU waits while a CPU starts the many kernels that torch needs
-in their place. Triton comes with the builds of torch for NVIDIA GPUs. It needs a C compiler when a kernel runs for the first
-time.
+The upper bounds come from int8 scores that never leave the multiprocessors: with 512 queries and D = 128, they would have
+sixteen times as many bytes as the vectors. The other kernels are here because a GPU waits while a CPU starts the many kernels
+that torch needs in their place. Triton comes with the builds of torch for NVIDIA GPUs. It needs a C compiler when a kernel runs
+for the first time.
 
 Axis letters: B queries, N passages, D embedding, G groups, S sets, M candidates, K hits; inside the kernels, m queries, n
 passages, g groups and d numbers of one step.
@@ -92,7 +92,7 @@ def gathered_scores(query_BD: Tensor, vectors_ND: Tensor, number_BM: Tensor) -> 
     score_BM = query_BD.new_empty(number_BM.shape)
     if queries and width:
         with current_device(query_BD):
-            _scores_kernel[(triton.cdiv(width, CANDIDATES), queries)](
+            _scores_kernel[(queries, triton.cdiv(width, CANDIDATES))](
                 query_BD.contiguous(), vectors_ND.contiguous(), number_BM.contiguous(), score_BM, width,
                 D=dim, WIDTH=_width(dim), CANDIDATES=CANDIDATES, num_warps=4,
             )  # fmt: skip
@@ -187,9 +187,9 @@ def _set_kernel(  # type: ignore[no-untyped-def]
 def _scores_kernel(  # type: ignore[no-untyped-def]
     query, vectors, numbers, scores, M, D: tl.constexpr, WIDTH: tl.constexpr, CANDIDATES: tl.constexpr
 ):  # fmt: skip
-    """Program (p, b) scores the candidates of query b from p * CANDIDATES on."""
-    m = tl.program_id(0) * CANDIDATES + tl.arange(0, CANDIDATES)
-    b = tl.program_id(1).to(tl.int64)
+    """Program (b, p) scores the candidates of query b from p * CANDIDATES on."""
+    b = tl.program_id(0).to(tl.int64)
+    m = tl.program_id(1) * CANDIDATES + tl.arange(0, CANDIDATES)
     d = tl.arange(0, WIDTH)
     number_m = tl.load(numbers + b * M + m, mask=m < M, other=0)
     query_d = tl.load(query + b * D + d, mask=d < D, other=0.0)

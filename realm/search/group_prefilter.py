@@ -46,11 +46,11 @@ class Int8Groups:
             with torch.autocast(vectors_ND.device.type, enabled=False):
                 rotated_gnD = (vectors_ND[rows].float() @ rotation_DD).unflatten(0, (-1, group))
             scale_g = rotated_gnD.abs().amax(dim=(1, 2)).clamp_min(1e-30) / 127
-            int8_gnD = (rotated_gnD / scale_g[:, None, None]).round_()
+            # Lengths are computed in units of the scale, because squares of tiny numbers would be 0.
+            int8_gnD = rotated_gnD.div_(scale_g[:, None, None]).round()
             self.int8_ND[rows] = int8_gnD.flatten(0, 1)
-            int8_gnD.mul_(scale_g[:, None, None])
-            length_G[part] = int8_gnD.norm(dim=2).amax(dim=1)
-            self.error_G[part] = SAFETY * rotated_gnD.sub_(int8_gnD).norm(dim=2).amax(dim=1)
+            length_G[part] = scale_g * int8_gnD.norm(dim=2).amax(dim=1)
+            self.error_G[part] = SAFETY * scale_g * rotated_gnD.sub_(int8_gnD).norm(dim=2).amax(dim=1)
             self.scale_G[part] = scale_g
         self.length = float(length_G.max())
         """The largest |v'|."""
@@ -84,9 +84,8 @@ def is_possible(device: torch.device, dim: int) -> bool:
 
 def memory_of_query(passages: int, dim: int, chosen: int, device: torch.device) -> int:
     """Bytes that a query needs at a time, for the bounds of groups and for the candidates."""
-    candidate = (
-        16 if kernels_run(device, dim) else 16 + 6 * dim
-    )  # without kernels, the vectors in two precisions
+    # Without kernels, the vectors of the candidates are gathered, and multiplied in float32.
+    candidate = 16 if kernels_run(device, dim) else 16 + 8 * dim
     return 5 * (passages // group_operations.GROUP) + (chosen + 1) * group_operations.GROUP * candidate
 
 
@@ -167,4 +166,5 @@ def _is_right(using: ModuleType, device: torch.device, dim: int) -> bool:
         # Each version of Triton raises other exceptions.
         return False
     pairs = zip(found, results(group_operations, torch.device("cpu")), strict=True)
-    return all(torch.allclose(one.cpu().double(), other.double(), rtol=1e-3) for one, other in pairs)
+    # One unit of an int8 number changes a bound by up to a thousandth.
+    return all(torch.allclose(one.cpu().double(), other.double(), rtol=1e-2) for one, other in pairs)

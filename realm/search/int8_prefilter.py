@@ -66,12 +66,14 @@ class Int8Vectors:
         for start in range(0, count, BLOCK):
             with torch.autocast("cpu", enabled=False):
                 rotated_nD = vectors_ND[start : start + BLOCK].float() @ rotation_DD
-            # A number outside the int8 range is clipped; `error` includes the error of clipping.
-            int8_nD = (rotated_nD / self.scale).round_().clamp_(-127, 127)
+            # A number outside the int8 range is clipped; `error` includes the error of clipping. Lengths are computed in units
+            # of the scale, because squares of tiny numbers would be 0.
+            int8_nD = rotated_nD.div_(self.scale).round().clamp_(-127, 127)
             self.int8_ND[start : start + len(int8_nD)] = int8_nD.to(torch.int8)
             # np.maximum propagates NaN, so `finite` is False if a vector contains NaN.
-            self.length = float(np.maximum(self.length, int8_nD.mul_(self.scale).norm(dim=1).max().item()))
-            self.error = float(np.maximum(self.error, rotated_nD.sub_(int8_nD).norm(dim=1).max().item()))
+            length, error = (rows.norm(dim=1).max().item() for rows in (int8_nD, rotated_nD.sub_(int8_nD)))
+            self.length = float(np.maximum(self.length, self.scale * length))
+            self.error = float(np.maximum(self.error, self.scale * error))
 
     @property
     def finite(self) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from realm.model import flash, states
 from realm.model.bert import BertConfig
 from realm.model.flash import Rows, hidden_states, states_at
+from realm.model.modes import set_dropout
 from tests.model.cpu.test_packed import rows_of, small_bert, theirs
 from tests.transformers_twin import twin
 
@@ -124,15 +125,19 @@ def test_fused_parts_get_the_weights_of_their_layer(monkeypatch, activation) -> 
     pytest.importorskip("triton")
     from realm.model import fused
 
+    settings = []
+
     def added(found, bias, given, weight, shift, epsilon, dropout):
-        assert found.dtype == given.dtype == torch.bfloat16 and dropout == 0
+        assert found.dtype == given.dtype == torch.bfloat16
+        settings.append((epsilon, dropout))
         return F.layer_norm((found + bias) + given, bias.shape, weight, shift, epsilon).bfloat16()
 
     def activated(found, bias, tanh):
+        assert tanh is (activation == "gelu_new")
         return F.gelu(found + bias, approximate="tanh" if tanh else "none").bfloat16()
 
-    bert, tokens = small_bert(hidden_act=activation).float(), rows_of([9, 6, 4])
-    bert.train()
+    bert = small_bert(hidden_act=activation, layer_norm_eps=0.01).float()
+    tokens = rows_of([9, 6, 4])
     row_P, position_P = torch.tensor([2, 0, 0]), torch.tensor([3, 8, 0])
     with torch.no_grad():
         exact = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
@@ -141,6 +146,14 @@ def test_fused_parts_get_the_weights_of_their_layer(monkeypatch, activation) -> 
         monkeypatch.setattr(fused, "activated", activated)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             rounded = hidden_states(bert, tokens), states_at(bert, tokens, row_P, position_P)
+            assert set(settings) == {(0.01, 0.0)}
+            settings.clear()
+            set_dropout(bert, 0.3)
+            hidden_states(bert.train(), tokens)
+            assert settings == 4 * [(0.01, 0.3)]
+            settings.clear()
+            hidden_states(bert.eval(), tokens)
+            assert settings == 4 * [(0.01, 0.0)]
     for one, other in zip(rounded, exact, strict=True):
         assert one.dtype == torch.float32
         torch.testing.assert_close(one, other, atol=0.1, rtol=0.1)

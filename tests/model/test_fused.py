@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from realm.model.modes import recomputed
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
@@ -66,11 +69,12 @@ for case, dropout in zip(("narrow", "wide", "one", "none"), map(float, dropouts)
         results = [added(*inputs, float(epsilon), dropout)]
         results += torch.autograd.grad(results[0], inputs, part["added"])
         torch.manual_seed(1)
-        results.append(added(*inputs, float(epsilon), dropout))
+        results.append(added(*(part.T.contiguous().T for part in inputs), float(epsilon), dropout))
         results.append(added(*inputs, float(epsilon), dropout))
         for tanh in (False, True):
             inputs = [part[name].requires_grad_() for name in ("long", "wide")]
             results.append(activated(*inputs, tanh))
+            assert torch.equal(results[-1], activated(inputs[0].T.contiguous().T, inputs[1], tanh))
             results += torch.autograd.grad(results[-1], inputs, part["activated"])
         found |= {f"{case}.{bits}.{number}": value.detach().clone() for number, value in enumerate(results)}
 save_file(found, Path(folder) / "found")
@@ -156,6 +160,25 @@ def test_kernels_that_fail_or_have_wrong_gradients_are_not_used() -> None:
     with torch.inference_mode():
         assert fused.are_right(added, activated, cpu)
     assert not fused.are_right(added, no_gradient, cpu)
-    assert not fused.are_right(added, lambda found, bias, tanh: activated(found, bias, not tanh) * 1.1, cpu)
+    assert not fused.are_right(added, lambda *given: activated(*given) * 1.1, cpu)
     assert not fused.are_right(fails, activated, cpu)
     assert not flash._fused_kernels_run(cpu)
+
+
+def test_kernels_are_compared_inside_a_forward_pass_that_is_recomputed() -> None:
+    """As in the first step of a training with `cached_rows`; the comparison is made only once."""
+    from realm.model import fused
+
+    @cache
+    def right() -> bool:
+        return fused.are_right(
+            lambda found, *_: 1.0 * found, lambda found, *_: 2.0 * found, torch.device("cpu")
+        )
+
+    def forward(given: Tensor) -> Tensor:
+        right()
+        return given * given
+
+    given = torch.ones(3, requires_grad=True)
+    recomputed(forward, given).sum().backward()
+    assert given.grad is not None and given.grad.tolist() == [2, 2, 2]
