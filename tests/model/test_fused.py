@@ -18,7 +18,7 @@ from realm.model.modes import recomputed
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 ADDED = ("found", "bias", "given", "weight", "shift")
-SIZES = {"narrow": (37, 24), "wide": (130, 96), "one": (1, 300), "none": (0, 8)}
+SIZES = {"narrow": (37, 24), "wide": (70, 96), "one": (1, 300), "none": (0, 8)}
 DROPOUT = {"narrow": 0.0, "wide": 0.3, "one": 0.1, "none": 0.1}
 EPSILON = 1e-5
 
