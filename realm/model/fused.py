@@ -10,6 +10,7 @@ needs a C compiler when a kernel runs for the first time.
 Axis letters: N tokens, H hidden, F width of a linear layer; inside the kernels, n, h and f are those of one step.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,8 +21,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from realm.errors import first_line
 from realm.model.cpu.dropout import new_seed
 from realm.model.device import current_device
+
+_log = logging.getLogger(__name__)
 
 ROWS, STEPS, STAGES = 4, 16, 3
 """Tokens that a program of `added` computes: ROWS forwards; one at a time and STEPS in all backwards, of which STAGES are read
@@ -93,12 +97,15 @@ def are_right(added: Callable[..., Tensor], activated: Callable[..., Tensor], de
         ]
         try:
             made = results(added, activated, there)
-        except Exception:
-            # Each version of Triton raises other exceptions.
+        except Exception as error:  # each version of Triton raises other exceptions
+            _log.warning("layers on %s are slower without fused kernels: %s", device, first_line(error))
             return False
         wanted = results(plain_added, plain_activated, [part.detach().clone() for part in given])
         pairs = zip(made, wanted, strict=True)
-        return all((one.float().cpu() - other).norm() <= 0.05 * other.norm() for one, other in pairs)
+        right = all((one.float().cpu() - other).norm() <= 0.05 * other.norm() for one, other in pairs)
+    if not right:
+        _log.warning("layers on %s are slower without fused kernels, which give wrong numbers", device)
+    return right
 
 
 class _Added(torch.autograd.Function):

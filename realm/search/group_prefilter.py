@@ -10,6 +10,7 @@ Axis letters: B queries, N passages, D embedding, G groups, S sets of groups, C 
 of a group, g some of the groups.
 """
 
+import logging
 import math
 from functools import cache
 from importlib.util import find_spec
@@ -18,9 +19,12 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from realm.errors import first_line
 from realm.search import group_operations
 from realm.search.group_operations import members
 from realm.search.int8_prefilter import SAFETY, Int8Queries, rotation
+
+_log = logging.getLogger(__name__)
 
 BLOCK = 1 << 18
 """Passages that are quantized at a time; in float32 their vectors have 128 MB if D is 128."""
@@ -162,9 +166,14 @@ def _is_right(using: ModuleType, device: torch.device, dim: int) -> bool:
 
     try:
         found = results(using, device)
-    except Exception:
-        # Each version of Triton raises other exceptions.
+    except Exception as error:  # each version of Triton raises other exceptions
+        _log.warning("searches on %s are slower without %s: %s", device, using.__name__, first_line(error))
         return False
     pairs = zip(found, results(group_operations, torch.device("cpu")), strict=True)
     # One unit of an int8 number changes a bound by up to a thousandth.
-    return all(torch.allclose(one.cpu().double(), other.double(), rtol=1e-2) for one, other in pairs)
+    right = all(torch.allclose(one.cpu().double(), other.double(), rtol=1e-2) for one, other in pairs)
+    if not right:
+        _log.warning(
+            "searches on %s are slower without %s, which gives wrong numbers", device, using.__name__
+        )
+    return right

@@ -140,7 +140,7 @@ def test_gelu_and_its_gradients_are_those_of_torch(made, case, bits, tanh) -> No
     assert_close(found[first : first + 3], [wanted, *wanted_gradients], bits)
 
 
-def test_kernels_that_fail_or_have_wrong_gradients_are_not_used() -> None:
+def test_kernels_that_fail_or_have_wrong_gradients_are_not_used(caplog) -> None:
     from realm.model import flash, fused
 
     def added(found: Tensor, bias: Tensor, given: Tensor, weight: Tensor, shift: Tensor, *_: float) -> Tensor:
@@ -159,9 +159,15 @@ def test_kernels_that_fail_or_have_wrong_gradients_are_not_used() -> None:
     assert fused.are_right(added, activated, cpu)
     with torch.inference_mode():
         assert fused.are_right(added, activated, cpu)
+    assert not caplog.messages
     assert not fused.are_right(added, no_gradient, cpu)
     assert not fused.are_right(added, lambda *given: activated(*given) * 1.1, cpu)
     assert not fused.are_right(fails, activated, cpu)
+    assert caplog.messages == [
+        "layers on cpu are slower without fused kernels, which give wrong numbers",
+        "layers on cpu are slower without fused kernels, which give wrong numbers",
+        "layers on cpu are slower without fused kernels: Failed to find C compiler",
+    ]
     assert not flash._fused_kernels_run(cpu)
 
 

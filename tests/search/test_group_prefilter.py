@@ -177,7 +177,7 @@ def test_score_as_high_as_the_bound_is_doubtful(monkeypatch):
     assert MipsIndex(vectors_ND).search(torch.ones(3, 8), 4).number_BK.tolist() == [[0, 1, 2, 3]] * 3
 
 
-def test_kernels_that_fail_or_are_wrong_are_not_used(monkeypatch):
+def test_kernels_that_fail_or_are_wrong_are_not_used_and_a_warning_says_so(monkeypatch, caplog):
     """As on a machine whose Triton has no C compiler."""
 
     def fails(*_: object) -> torch.Tensor:
@@ -191,7 +191,9 @@ def test_kernels_that_fail_or_are_wrong_are_not_used(monkeypatch):
         return almost
 
     def right() -> bool:
-        return group_prefilter._is_right(SimpleNamespace(**usual), torch.device("cpu"), 32)
+        return group_prefilter._is_right(
+            SimpleNamespace(**usual, __name__="kernels"), torch.device("cpu"), 32
+        )
 
     usual = {name: getattr(group_operations, name) for name in group_operations.__all__}
     assert right()
@@ -200,7 +202,11 @@ def test_kernels_that_fail_or_are_wrong_are_not_used(monkeypatch):
             for wrong in (fails, spoiled(usual[name])):
                 with monkeypatch.context() as patch:
                     patch.setitem(usual, name, wrong)
+                    caplog.clear()
                     assert not right()
+                    (line,) = caplog.messages
+                    assert line.startswith("searches on cpu are slower without kernels")
+                    assert wrong is not fails or line.endswith("Failed to find C compiler")
     assert not group_prefilter.kernels_run(torch.device("cpu"), 32)
 
 
