@@ -7,9 +7,9 @@ The files are made from the articles, and kept in --folder, with the number of a
 another folder. For each file, a new process reads it. Prints a table with a row for each form, two for the dump (one process,
 and --processes), and one JSON object as the last line.
 
-The columns are the size of the file in MB, the number of articles that were read, the number of articles that were left out,
-such as lists, and the number of articles whose words are not those of the JSON Lines. Then come seconds, CPU seconds and peak
-MB of the process, and the words that it read in a second.
+The first columns are the size of the file in MB and three numbers of articles: those that were read, those that were left out
+(such as lists), and those whose words differ from the JSON Lines. The other columns are the seconds, the CPU seconds and the
+peak MB of the process, and how many words it read in a second.
 """
 
 import argparse

@@ -12,6 +12,7 @@ padded       all rows are padded to 64, 288 and 352 tokens; the layers are those
              Words are predicted at masked positions only. The settings of threads and memory are those of `realm`.
 fp32         `realm` in float32
 bf16         `realm` in bf16; by default only if the device has instructions for bf16
+bf16-unfused the same without the fused kernels of a GPU; by default only on a GPU
 ...-sampled  the reader is trained through one candidate, which is drawn by its credit (`pretrain.reader_gradient`)
 reference    RealmScorer and RealmKnowledgeAugEncoder of transformers 4.57.6 on the CPU, if
              tests/interop/reference_environment.py has made their environment. Words are predicted at every position.
@@ -54,6 +55,7 @@ from torch import Tensor, nn
 from realm.interop.checkpoint import open_checkpoint
 from realm.interop.weight_names import convert
 from realm.masking.candidates import RetrievalBatch
+from realm.model import flash
 from realm.model.device import autocast, choose_device, keep_freed_memory, multiplies_bf16
 from realm.model.embedder import Tower, TransformerTower
 from realm.model.folder import Model
@@ -65,7 +67,7 @@ from tests.interop import reference_environment
 from tests.interop.reference_environment import REFERENCE
 
 REFERENCE_FILE = Path(reference_environment.__file__).relative_to(HERE.parent)
-OURS = ("fp32", "fp32-sampled", "bf16", "bf16-sampled")
+OURS = ("fp32", "fp32-sampled", "bf16", "bf16-unfused", "bf16-sampled")
 WAYS = ("padded-fp32", "padded-bf16", *OURS)
 
 
@@ -90,6 +92,8 @@ def step(folder: Path, rounds: int, way: str, queries: int, full: bool) -> dict[
     padded, sampled = way.startswith("padded"), way.endswith("sampled")
     precision = "bf16" if "bf16" in way else "fp32"
     model.to(device)
+    if way == "bf16-unfused":
+        flash._is_fused = lambda *_: False
     if device.type == "cpu":
         keep_freed_memory()  # as in a training run
     plain = in_transformers(model) if padded else None
@@ -218,7 +222,9 @@ def main() -> None:
         "--rounds", type=int, default=2, help="rounds of `realm`; other implementations have one round"
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    able = [way for way in WAYS if "bf16" not in way or multiplies_bf16(choose_device("auto").type)]
+    device = choose_device("auto").type
+    able = [way for way in WAYS if "bf16" not in way or multiplies_bf16(device)]
+    able = [way for way in able if "unfused" not in way or device == "cuda"]
     parser.add_argument("--ways", nargs="+", choices=["reference", *WAYS], default=["reference", *able])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

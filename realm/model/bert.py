@@ -30,9 +30,6 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "swish": nn.SiLU,
 }
 
-GELU = [name for name, make in ACTIVATIONS.items() if isinstance(make(), nn.GELU)]
-"""The activations that are GELU, or its approximation by tanh."""
-
 MOST_LAYERS = 1000
 """Most layers of an encoder, far more than any published encoder has."""
 

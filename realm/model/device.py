@@ -5,6 +5,7 @@ import platform
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -73,6 +74,11 @@ def multiplies_bf16(device_type: str) -> bool:
     if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported())
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def compiles_kernels(device: torch.device) -> bool:
+    """Whether Triton can be tried on this device; it also needs a C compiler, and a GPU that it knows."""
+    return device.type == "cuda" and find_spec("triton") is not None
 
 
 def current_device(tensor: Tensor) -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""The layers of a BERT on a GPU without padding, by torch's flash attention.
+"""The layers of a BERT on a GPU without padding, by torch's flash attention and the kernels of `realm.model.fused`.
 
 The tokens of all rows are in one array, and flash attention knows where each row begins. The CPU knows all sizes, so it does
 not wait for results of the GPU.
@@ -12,14 +12,14 @@ head.
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from realm.model.bert import GELU, AddedLayer, Bert, BertConfig, BertLayer
+from realm.model.bert import AddedLayer, Bert, BertLayer
+from realm.model.device import compiles_kernels
 from realm.tokens.layouts import Tokens
 
 LARGEST_HEAD, HEAD_STEP = 192, 8
@@ -51,15 +51,17 @@ def _has_kernel(device: torch.device) -> bool:
     return built and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _is_fused(config: BertConfig, device: torch.device) -> bool:
-    """Whether the kernels of `realm.model.fused` compute layers of this size here."""
-    return config.hidden_act in GELU and config.hidden_size <= WIDEST and _fused_kernels_run(device)
+def _is_fused(bert: Bert, device: torch.device) -> bool:
+    """Whether the kernels of `realm.model.fused` compute these layers here."""
+    fits = bert.config.hidden_size <= WIDEST
+    gelu = isinstance(bert.encoder.layer[0].intermediate.activation, nn.GELU)
+    return fits and gelu and _fused_kernels_run(device)
 
 
 @cache
 def _fused_kernels_run(device: torch.device) -> bool:
     """Whether the kernels run here, and are right: Triton needs a C compiler."""
-    if device.type != "cuda" or find_spec("triton") is None:
+    if not compiles_kernels(device):
         return False
     from realm.model import fused
 
@@ -112,8 +114,8 @@ def _embedded(bert: Bert, tokens: Tokens) -> tuple[Tensor, Rows, Tensor]:
     state_NH = bert.embeddings(
         tokens.ids_BT.flatten()[place_N], tokens.segments_BT.flatten()[place_N], place_N % width
     )
-    if _is_fused(bert.config, device):
-        state_NH = state_NH.bfloat16()
+    if _is_fused(bert, device):
+        state_NH = state_NH.bfloat16()  # which all layers keep, and `_after_attention` recognises
     return place_N, Rows(offset_B, int(length_B.max())), state_NH
 
 

@@ -3,11 +3,12 @@
     added       the end of each half of a layer: bias, dropout, the residual connection and LayerNorm
     activated   bias and GELU
 
-Torch has several kernels for each of them, which read and write the states again and again, in float32 where autocast says so.
-Here states are in bf16, and sums, means and variances in float32. Triton comes with the builds of torch for NVIDIA GPUs. It
-needs a C compiler when a kernel runs for the first time.
+Torch runs several kernels for each part. Each of them reads and writes all states, and autocast makes some of these float32.
+Here states are in bf16, and only sums, means and variances are in float32. Triton comes with the builds of torch for NVIDIA
+GPUs. It needs a C compiler when a kernel runs for the first time.
 
-Axis letters: N tokens, H hidden, F width of a linear layer; inside the kernels, n, h and f are those of one step.
+Axis letters: N tokens, H hidden, F width of a linear layer. In the kernels, small letters are parts of these axes: what a
+program computes in one step.
 """
 
 import logging

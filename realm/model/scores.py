@@ -1,7 +1,8 @@
 """The retrieval score: inner products of query and passage vectors, in float32 also under autocast.
 
 In 16 bits the scores of a positive and of a hard negative could be equal. All retrieval scores are computed with these
-functions, except the approximate scores of the prefilters, and those of the candidates of a GPU (`realm.search.group_kernels`).
+functions. There are two exceptions: the approximate scores of the prefilters, and the exact scores that a kernel computes for
+the candidates of a GPU (`realm.search.group_kernels`).
 
 Axis letters: B queries, K candidates per query, N passages, D embedding.
 """

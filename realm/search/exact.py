@@ -51,8 +51,7 @@ FEW_SCORES = 1 << 18
 MIN_PASSAGES = 1 << 12
 """Smallest number of passages for which the int8 prefilter is faster than scoring all passages."""
 USUAL_HITS = 20
-"""Number of hits for which the kernels of a GPU are compiled before the first search. With other numbers some are compiled by a
-search."""
+"""Number of hits with which the kernels of a GPU are compiled before the first search. Those for 2 to 20 hits are the same."""
 MORE_CANDIDATES = 8
 """Factor of the number of candidates for queries for which a GPU had too few of them."""
 WARM_UP = 32

@@ -26,8 +26,9 @@ ROWS = 128
 """Rows whose sets of columns a program compares."""
 CANDIDATES = 64
 """Candidates of one query that a program scores."""
-LARGEST_ROW, MOST_HITS = 1 << 14, 128
-"""Most columns of a row that a program ranks, which keeps them in registers, and most columns that it finds one by one."""
+ROW_WIDTHS, MOST_HITS = (1 << 10, 1 << 13, 1 << 14), 128
+"""Columns of a row that a program ranks, which keeps them in registers: the kernel is compiled for each of these numbers. And
+most columns that it finds one by one."""
 
 
 def quantized(rotated_BD: Tensor) -> Int8Queries:
@@ -106,7 +107,7 @@ def best_columns(score_BN: Tensor, k: int) -> tuple[Tensor, Tensor]:
     There must be k columns.
     """
     (rows, columns), device = score_BN.shape, score_BN.device
-    if columns > LARGEST_ROW or k > MOST_HITS:
+    if columns > ROW_WIDTHS[-1] or k > MOST_HITS:
         return group_operations.best_columns(score_BN, k)
     best_BK, column_BK = score_BN.new_empty(rows, k), torch.empty(rows, k, dtype=torch.int64, device=device)
     if rows and k:
@@ -117,7 +118,7 @@ def best_columns(score_BN: Tensor, k: int) -> tuple[Tensor, Tensor]:
                 column_BK,
                 columns,
                 k,
-                WIDTH=triton.next_power_of_2(columns),
+                WIDTH=next(width for width in ROW_WIDTHS if columns <= width),
                 num_warps=8,
             )
     return best_BK, column_BK

@@ -13,13 +13,13 @@ of a group, g some of the groups.
 import logging
 import math
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from realm.errors import first_line
+from realm.model.device import compiles_kernels
 from realm.search import group_operations
 from realm.search.group_operations import members
 from realm.search.int8_prefilter import SAFETY, Int8Queries, rotation
@@ -139,7 +139,7 @@ def operations(device: torch.device, dim: int = 8) -> ModuleType:
 def kernels_run(device: torch.device, dim: int) -> bool:
     """Whether the kernels run here, and are right: Triton needs a C compiler, and a GPU that it knows and that has enough fast
     memory."""
-    if device.type != "cuda" or find_spec("triton") is None:
+    if not compiles_kernels(device):
         return False
     from realm.search import group_kernels
 
@@ -153,7 +153,7 @@ def _products_run(device: torch.device, dim: int) -> bool:
 
 
 def _is_right(using: ModuleType, device: torch.device, dim: int) -> bool:
-    """Whether the operations of a module give on this device what those of torch give on a CPU."""
+    """Whether a module's operations on this device have the same results as those of torch on a CPU."""
     vectors_ND = torch.randn(4 * group_operations.GROUP, dim, generator=torch.Generator().manual_seed(0))
 
     def results(using: ModuleType, device: torch.device) -> list[Tensor]:

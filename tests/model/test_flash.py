@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from realm.model import flash, states
-from realm.model.bert import BertConfig
+from realm.model.bert import Bert, BertConfig
 from realm.model.flash import Rows, hidden_states, states_at
 from realm.model.modes import set_dropout
 from tests.model.cpu.test_packed import rows_of, small_bert, theirs
@@ -170,9 +170,10 @@ def test_fused_parts_get_the_weights_of_their_layer(monkeypatch, activation) -> 
 )
 def test_layers_are_fused_where_their_kernels_run_and_fit(monkeypatch, settings, fused) -> None:
     monkeypatch.setattr(flash, "_fused_kernels_run", lambda device: device.type == "cuda")
-    config = BertConfig(**settings)
-    assert flash._is_fused(config, torch.device("cuda")) is fused
-    assert not flash._is_fused(config, torch.device("cpu"))
+    with torch.device("meta"):
+        bert = Bert(BertConfig(**settings, num_hidden_layers=1))
+    assert flash._is_fused(bert, torch.device("cuda")) is fused
+    assert not flash._is_fused(bert, torch.device("cpu"))
 
 
 def test_torch_accepts_the_call_of_flash_attention_and_its_backward_pass(monkeypatch) -> None:

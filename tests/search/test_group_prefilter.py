@@ -278,7 +278,7 @@ for dim in {name.split(".")[0] for name in cases}:
     sets = group_kernels.set_maxima(number_BN, 4)
     assert torch.equal(sets, group_kernels.set_maxima(number_BN.T.contiguous().T, 4))
     of_torch = group_kernels.best_columns(number_BN, 20)
-    with patch.object(group_kernels, "MOST_HITS", 10), patch.object(group_kernels, "LARGEST_ROW", 8):
+    with patch.object(group_kernels, "MOST_HITS", 10), patch.object(group_kernels, "ROW_WIDTHS", (8,)):
         assert all(map(torch.equal, of_torch, group_kernels.best_columns(number_BN, 20)))
     results = (*queries, bounds, scores, sets, best, columns)
     names = ("query", "scale", "length", "lost", "bounds", "scores", "sets", "best", "columns")
