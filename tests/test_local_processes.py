@@ -135,7 +135,8 @@ def is_interrupted(moment):
         assert not multiprocessing.active_children()
     return False
 
-print(next(moment for moment in itertools.count() if not is_interrupted(moment)))
+# In a single try, results may be there sooner, so that fewer functions are called.
+print(next(moment for moment in itertools.count() if not any(is_interrupted(moment) for _ in range(5))))
 """
 
 
