@@ -3,10 +3,10 @@
     python benchmarks/cluster.py                            # 1 and 2 processes of one thread, all jobs: minutes
     python benchmarks/cluster.py --processes 1 2 4 --jobs embed search
 
-`plain` is one process without an engine; without Ray, files are always read by one process. `processes` starts the processes of
-`kb build --processes` (tagging), one process per device as `realm index` does (embedding), or ranks that divide an index as in
-training (search). `ray` is a cluster on this machine with as many cores; for search it has as many machines of one core,
-among which the vectors are divided. `torchrun` is a training stage of a few steps.
+`plain` is one process without an engine. `processes` starts the processes of `kb build --processes` (tagging), one process per
+device as `realm index` does (embedding), or ranks that divide an index as in training (search); the files of the job `read` are
+JSON Lines, which only Ray reads in several processes. `ray` is a cluster on this machine with as many cores; for search it has
+as many machines of one core, among which the vectors are divided. `torchrun` is a training stage of a few steps.
 
 Each job runs in a new process: first as a warm-up, then with little work, whose seconds are the column `start`, and then with
 all work. The column `s` is the difference of the last two, and `plain s` is the same difference for `plain`. In strong scaling

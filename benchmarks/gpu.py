@@ -4,11 +4,14 @@ not been timed.
     python benchmarks/gpu.py                        # on a machine with a GPU
     python benchmarks/gpu.py --small                # tiny sizes, to try the script without a GPU
 
-| part | what is measured | goal on an H100 | | --- | --- | --- | | step | a pre-training step of BERT-base in bf16, at the
-paper's lengths (benchmarks/train_step.py), with and without the fused kernels | 45 % of the data sheet | | search | exact
-search in 13.35 million vectors of 128 dimensions, 512 queries (benchmarks/search.py), with and without kernels and prefilter |
-3 ms | | embed | passages per second of an index build with BERT-base (benchmarks/embed.py) | | | parity | losses of 50 steps of
-`realm pretrain` on the GPU, in float32 and bf16, and on the CPU | 1 % |
+The parts, and the goals on an H100:
+
+- step: a pre-training step of BERT-base in bf16, at the paper's lengths (benchmarks/train_step.py), with and without the fused
+  kernels; goal: 45 % of the data sheet
+- search: exact search in 13.35 million vectors of 128 dimensions, 512 queries (benchmarks/search.py), with and without kernels
+  and prefilter; goal: 3 ms
+- embed: passages per second of an index build with BERT-base (benchmarks/embed.py)
+- parity: losses of 50 steps of `realm pretrain` on the GPU, in float32 and bf16, and on the CPU; goal: 1 %
 
 Each part runs in new processes. A part that fails is reported, and the other parts go on. Prints a table, and one JSON
 object as the last line. The exit code is 1 if a part has failed.
