@@ -4,8 +4,8 @@
     python benchmarks/documents.py articles.jsonl.xz --folder forms --articles 10000   # the first articles only
 
 The files are made from the articles, and kept in --folder, with the number of articles in their names. For other articles, use
-another folder. For each file, a new process reads it. Prints a table with a row for each form, two for the dump (one process,
-and --processes), and one JSON object as the last line.
+another folder. For each file, a new process reads it. Prints a table with a row for JSON Lines, two each for the dump and the
+ZIM archive (one process, and --processes), and one JSON object as the last line.
 
 The first columns are the size of the file in MB and three numbers of articles: those that were read, those that were left out
 (such as lists), and those whose words differ from the JSON Lines. The other columns are the seconds, the CPU seconds and the
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("documents", help="file of articles, as for `realm kb build`")
     parser.add_argument("--folder", type=Path, required=True, help="folder for the files of all forms")
     parser.add_argument("--articles", type=int, help="number of articles (default: all)")
-    parser.add_argument("--processes", type=int, default=2, help="for the dump (default: %(default)s)")
+    parser.add_argument("--processes", type=int, default=2, help="for dump and ZIM (default: %(default)s)")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     folder = args.folder.resolve()  # the processes run in the folder of the repository
@@ -49,7 +49,7 @@ def main() -> None:
             part.unlink(missing_ok=True)
             _in_process("make", form, documents, str(part), str(args.articles or ""))
             part.rename(file)
-        for processes in sorted({1, args.processes}) if form == "dump" else (1,):
+        for processes in sorted({1, args.processes}) if form != "JSON Lines" else (1,):
             spent = _in_process("read", str(file), str(processes))
             *hashes, last = spent.output.splitlines()
             expected = expected or set(hashes)

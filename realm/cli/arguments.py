@@ -176,8 +176,8 @@ class Parser(argparse.ArgumentParser):
                 "--processes",
                 metavar="N",
                 type=positive,
-                help="number of processes that tag documents, and that read PDF files, Word files and parts of dumps (default: "
-                "one per core, at most 8)",
+                help="number of processes that tag documents, and that read PDF files, Word files, and parts of dumps and ZIM "
+                "archives (default: one per core, at most 8)",
             )
         self.add_engine(on_engine)
 

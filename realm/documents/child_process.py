@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from realm.documents.child_limits import MOST_MEMORY, limit
-from realm.documents.formats.records import Limits, Pages, Reason, Record, Unreadable
+from realm.documents.formats.records import Clusters, Limits, Pages, Reason, Record, Unreadable
 from realm.errors import first_line, shortened
 from realm.orphans import end_when_orphaned
 from realm.progress import progress
@@ -48,7 +48,7 @@ MODULES = {
     ".zim": "realm.documents.wikipedia.zim",
 }
 """Extension -> module with a function `read(path, limits)` that yields `Record`, `Unreadable` and, for the progress bar,
-`Pages`."""
+`Pages`. The function of `zim` can also be given `Clusters`."""
 
 FRUGAL = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -70,15 +70,17 @@ class ReaderProcess(AbstractContextManager["ReaderProcess"]):
         self._shows = shows
         self._child: subprocess.Popen[bytes] | None = None
 
-    def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-        """The records of a file in one of the formats of `MODULES`."""
+    def read(
+        self, path: Path, limits: Limits, clusters: Clusters | None = None
+    ) -> Iterator[Record | Unreadable]:
+        """The records of a file in one of the formats of `MODULES`, or of a part of a ZIM archive."""
         child = self._child = self._child or _start()
         assert child.stdin is not None and child.stdout is not None
         with ExitStack() as whatever_comes, ExitStack() as shown:
             # A child process whose answer was not read to the end cannot be used again.
             whatever_comes.callback(self._stop)
             bar = None
-            request = {"path": str(path), "limits": limits}
+            request = {"path": str(path), "limits": limits, "clusters": clusters}
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
             for line in child.stdout:
@@ -177,7 +179,8 @@ def main() -> None:
                         raise Unreadable(path, Reason.EMPTY, f"{path} is empty")
             read = importlib.import_module(MODULES[path.suffix.lower()]).read
             chars, headings, names = request["limits"]
-            for found in read(path, Limits(chars, headings, FieldNames(*names))):
+            part = [Clusters(*clusters)] if (clusters := request["clusters"]) else []
+            for found in read(path, Limits(chars, headings, FieldNames(*names)), *part):
                 if isinstance(found, Pages):
                     limit(resource.RLIMIT_CPU, seconds + found.done)
                     answer("pages", *found)

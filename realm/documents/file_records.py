@@ -5,10 +5,19 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from realm.documents.formats.records import Limits, Reader, Reason, Record, Unreadable, whole_characters
+from realm.documents.formats.records import (
+    Clusters,
+    Limits,
+    Reader,
+    Reason,
+    Record,
+    Unreadable,
+    whole_characters,
+)
 from realm.documents.kept_records import KeepingReader
 from realm.documents.remote import copied, public_address
 from realm.documents.sources import RemoteFile, SourceFile
+from realm.documents.wikipedia import zim
 from realm.errors import RealmError, first_line, shortened
 from realm.text.fields import time_text
 
@@ -54,11 +63,18 @@ def _fetched(found: RemoteFile, limits: Limits, child: KeepingReader) -> Iterato
 
 
 def _opened(
-    reader: Reader | None, path: Path, limits: Limits, child: KeepingReader
+    reader: Reader | Clusters | None, path: Path, limits: Limits, child: KeepingReader
 ) -> Iterator[Record | Unreadable]:
     """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
     try:
-        for one in child.read(path, limits) if reader is None else reader(path, limits):
+        if reader is None and zim.is_archive(path):
+            zim.check(path)
+        found = (
+            child.read(path, limits, reader)
+            if reader is None or isinstance(reader, Clusters)
+            else reader(path, limits)
+        )
+        for one in found:
             yield whole_characters(one) if isinstance(one, Record) else one
     except Unreadable as problem:
         yield problem

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from realm.documents.child_process import ReaderProcess, record_of_json
-from realm.documents.formats.records import Limits, Record, Unreadable, checked
+from realm.documents.formats.records import Clusters, Limits, Record, Unreadable, checked
 from realm.documents.sources import state_of
 from realm.kept_values import KeptValues
 
@@ -39,12 +39,14 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
         self._child = ReaderProcess(shows)
         self._kept = None if kept is None else KeptValues(kept, "files", "all files are read again")
 
-    def read(self, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
-        """The records of a file, as from `ReaderProcess.read`."""
+    def read(
+        self, path: Path, limits: Limits, clusters: Clusters | None = None
+    ) -> Iterator[Record | Unreadable]:
+        """The records of a file, or of a part of a ZIM archive, as from `ReaderProcess.read`."""
         before = state_of(path)
         key = None if self._kept is None else _key(path, limits)
         if self._kept is None or key is None:
-            yield from self._child.read(path, limits)
+            yield from self._child.read(path, limits, clusters)
             return
         value = self._kept.find(key)
         if value is not None and (known := _records(value, path, limits)) is not None:

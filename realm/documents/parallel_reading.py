@@ -1,10 +1,10 @@
 """Reads files in several processes, of this machine or of a Ray cluster. The records have the same order as from one process.
 
-A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump. A worker refuses
-a block if a local file does not have the same size and time as on the machine of the command, if a file cannot be opened or
-copied, or if a library is missing; another worker, or the process of the command, then reads the whole block. No worker is
-asked to read a dump that cannot be split. On this machine, workers are asked to read only what takes longer to read than to
-tag: parts of dumps, and PDF and Word files.
+A block of the work has several small files, a file of any size, a remote file, or a part of a Wikipedia dump or of a ZIM
+archive. A worker refuses a block if a local file does not have the same size and time as on the machine of the command, if a
+file cannot be opened or copied, or if a library is missing; another worker, or the process of the command, then reads the whole
+block. No worker is asked to read a dump that cannot be split. On this machine, workers are asked to read only what takes longer
+to read than to tag: parts of dumps and of ZIM archives, and PDF and Word files.
 """
 
 import os
@@ -17,11 +17,12 @@ from socket import gethostname
 from typing import Any, NamedTuple, Protocol
 
 from realm.documents.file_records import records_of, records_of_file
-from realm.documents.formats.records import Limits, Reason, Record, Unreadable
+from realm.documents.formats.records import Clusters, Limits, Reason, Record, Unreadable
 from realm.documents.kept_blocks import KeptBlocks, key_of_file, key_of_part
 from realm.documents.kept_records import KeepingReader, reader_of
 from realm.documents.remote import MissingError
 from realm.documents.sources import RemoteFile, SourceFile, State, keeping, state_of
+from realm.documents.wikipedia import multistream, zim
 from realm.documents.wikipedia.dumps import (
     add_redirects,
     articles_of_part,
@@ -30,7 +31,7 @@ from realm.documents.wikipedia.dumps import (
     resolved,
     wiki_of,
 )
-from realm.documents.wikipedia.multistream import DumpPart, parts_of
+from realm.documents.wikipedia.multistream import DumpPart
 from realm.errors import RealmError
 from realm.keys import KeyTable, key_of
 from realm.local_processes import map_in_processes
@@ -104,7 +105,7 @@ def read_on_ray(
         InputError: Ray is not installed, or there is no cluster at the address.
         RealmError: the workers died repeatedly during the same work.
     """
-    dumps = _parts_of_dumps(found)
+    found, dumps = _divided(found), _parts_of_dumps(found)
     mapped = partial(map_on_ray, address=address, cores_each=READING_CORES)
     with nullcontext() if kept is None else KeptBlocks(kept) as known:
         blocks = _with_keys(_blocks(found, dumps, _state), limits, known)
@@ -114,8 +115,8 @@ def read_on_ray(
 def read_in_processes(
     found: Sequence[SourceFile | RemoteFile], limits: Limits, processes: int | None, kept: Path | None
 ) -> Iterator[Record | Unreadable]:
-    """The records and problems of files, in order. `processes` processes read the parts of dumps, and PDF and Word files.
-    With None, this process reads them, and one process per core parses the pages of dumps.
+    """The records and problems of files, in order. `processes` processes read the parts of dumps and of ZIM archives, and PDF
+    and Word files. With None, this process reads them, and one process per core parses the pages of dumps.
 
     Parsed pages of dumps, and PDF and Word files, are kept in the database `kept`, and are not parsed again.
 
@@ -123,10 +124,12 @@ def read_in_processes(
         RealmError: the processes were killed repeatedly during the same work.
     """
     dumps = _parts_of_dumps(found)
-    workers = min(processes or 1, sum(map(len, dumps.values())) + sum(map(_is_kept, found)))
+    if processes is not None and processes > 1:
+        found = _divided(found)
+    workers = min(processes or 1, sum(map(len, dumps.values())) + sum(map(_is_slow, found)))
     mapped: Map = partial(map_in_processes, processes=workers) if workers > 1 else _map_here
     if workers > 1 or any(dumps.values()):
-        blocks = _blocks(found, dumps, _state_if_kept, kept, 1 if workers > 1 else processes)
+        blocks = _blocks(found, dumps, _state_if_slow, kept, 1 if workers > 1 else processes)
         yield from _read(blocks, dumps, limits, mapped, kept, worker_kept=kept, processes=processes)
     else:
         with _redirects_of_dumps(dumps, mapped) as redirects:
@@ -231,6 +234,22 @@ def _key(block: Block, limits: Limits) -> bytes | None:
     return key_of_file(file[1], state, limits) if len(block.files) == 1 else None
 
 
+def _divided(found: Sequence[SourceFile | RemoteFile]) -> list[SourceFile | RemoteFile]:
+    """The files; a local ZIM archive that can be divided is replaced by its parts, or by its damage."""
+    divided: list[SourceFile | RemoteFile] = []
+    for file in found:
+        parts: list[SourceFile | RemoteFile] = []
+        if not isinstance(file, Unreadable | RemoteFile) and zim.is_archive(file[1]):
+            try:
+                parts = [(part, file[1]) for part in zim.parts_of(file[1])]
+            except Unreadable as damage:
+                parts = [damage]
+            except OSError:
+                parts = []  # the reader reports the error
+        divided += parts or [file]
+    return divided
+
+
 def _parts_of_dumps(found: Sequence[SourceFile | RemoteFile]) -> dict[Path, list[DumpPart]]:
     """The parts of each local dump; an empty list for a dump that cannot be split."""
     return {path: _parts_of(path) for path in map(_path_of_dump, found) if path}
@@ -243,7 +262,7 @@ def _path_of_dump(file: SourceFile | RemoteFile) -> Path | None:
 
 def _parts_of(path: Path) -> list[DumpPart]:
     with suppress(OSError):
-        return parts_of(path)
+        return multistream.parts_of(path)
     return []
 
 
@@ -257,9 +276,9 @@ def _state(file: SourceFile | RemoteFile) -> State | None:
     return state_of(file[1]) if os.access(file[1], os.R_OK) else None
 
 
-def _state_if_kept(file: SourceFile | RemoteFile) -> State | None:
+def _state_if_slow(file: SourceFile | RemoteFile) -> State | None:
     """The state of a file that a worker on this machine reads; None for all other files."""
-    return _state(file) if _is_kept(file) else None
+    return _state(file) if _is_slow(file) else None
 
 
 def _is_own(file: SourceFile | RemoteFile, state: State | None) -> bool:
@@ -267,9 +286,12 @@ def _is_own(file: SourceFile | RemoteFile, state: State | None) -> bool:
     return state is None and not isinstance(file, Unreadable)
 
 
-def _is_kept(file: SourceFile | RemoteFile) -> bool:
-    """Whether the records of a local file are kept."""
-    return not isinstance(file, Unreadable | RemoteFile) and reader_of(file[1]) is not None
+def _is_slow(file: SourceFile | RemoteFile) -> bool:
+    """Whether reading a file is slow, so that it is a block of its own: a file whose records are kept, or a part of a ZIM
+    archive. A remote file is always a block of its own."""
+    return not isinstance(file, Unreadable | RemoteFile) and (
+        isinstance(file[0], Clusters) or reader_of(file[1]) is not None
+    )
 
 
 def _blocks(
@@ -287,7 +309,7 @@ def _blocks(
         parts = dumps[path] if path else ()
         state = state_of_file(file)
         is_full = size >= BLOCK_BYTES or len(block.files) >= BLOCK_FILES
-        alone = bool(parts) or (state is not None and (isinstance(file, RemoteFile) or _is_kept(file)))
+        alone = bool(parts) or (state is not None and (isinstance(file, RemoteFile) or _is_slow(file)))
         if block.files and (alone or is_full or _is_own(file, state) != block.is_own):
             yield block
             block, size = Block([]), 0

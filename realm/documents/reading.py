@@ -173,8 +173,8 @@ def read_documents(
     checked at once; their files are read while the documents are iterated over. Files, lines and rows that cannot be read are
     left out and listed in `report`; without a report, the first problem is raised. With the engine "ray", the machines of a
     cluster read the files; the documents and the report are the same. Otherwise, `processes` processes read PDF and Word files,
-    and the parts of dumps that can be split. With None, this process reads them, and one process per core parses the pages of
-    dumps.
+    and the parts of dumps and ZIM archives that can be divided. With None, this process reads them, and one process per core
+    parses the pages of dumps.
     The database `kept`, which is made if it does not exist, keeps the parsed pages of dumps and the text of PDF and Word files,
     which are not parsed again.
 

@@ -14,7 +14,7 @@ from realm.documents import child_process
 from realm.documents.demo_corpora import packaged
 from realm.documents.formats.compressed import COMPRESSIONS, uncompressed
 from realm.documents.formats.json_lines import json_file, json_lines
-from realm.documents.formats.records import SURROGATE, Reader, Reason, Unreadable, printable
+from realm.documents.formats.records import SURROGATE, Clusters, Reader, Reason, Unreadable, printable
 from realm.documents.formats.tables import comma_separated, tsv
 from realm.documents.formats.text_files import html, markdown, plain_text
 from realm.documents.formats.warc import warc
@@ -37,9 +37,9 @@ def count_kinds(kinds: Counter[str]) -> str:
     return ", ".join(f"{number:,} {printable(kind)}" for kind, number in kinds.most_common(5))
 
 
-SourceFile = tuple[Reader | None, Path] | Unreadable
+SourceFile = tuple[Reader | Clusters | None, Path] | Unreadable
 """The reader and the path of a file or a Lance dataset, or the reason why it is left out. If the reader is None,
-`child_process` reads the file in a child process."""
+`child_process` reads the file in a child process; if it is a part of a ZIM archive, `child_process` reads this part."""
 
 
 class RemoteFile(NamedTuple):

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from realm.documents import child_process
 from realm.documents.child_process import ReaderProcess
-from realm.documents.formats.records import Limits, Record, Unreadable
+from realm.documents.formats.records import Record, Unreadable
 
 
 @contextmanager
@@ -28,9 +29,9 @@ def shared_child() -> Iterator[None]:
         started_in[child.pid] = os.getcwd()
         return child
 
-    def noted(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    def noted(self: ReaderProcess, path: Path, *rest: Any) -> Iterator[Record | Unreadable]:
         unfinished.append(self)
-        yield from read(self, path, limits)
+        yield from read(self, path, *rest)
         unfinished.remove(self)
 
     def kept(self: ReaderProcess, *_: object) -> None:

@@ -1,5 +1,6 @@
 """ZIM archives of wikis and WARC archives of the web: as their programs write them, and damaged."""
 
+import io
 import struct
 from pathlib import Path
 from random import Random
@@ -13,7 +14,7 @@ from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import zim
 from realm.errors import InputError
 from realm.text.corpus import Link
-from tests.documents.writers import ZimPage, read, write_warc, write_zim
+from tests.documents.writers import ZimPage, read, with_checksum, write_warc, write_zim
 
 # -- ZIM
 
@@ -163,14 +164,70 @@ def test_a_damaged_zim_archive_is_left_out(tmp_path: Path) -> None:
     (places,) = struct.unpack_from("<Q", data, 32)
     last = places + 8 * (Archive(tmp_path / "wiki.zim").all_entry_count - 1)
     # The last entry begins with the last byte of the file. libzim opens this archive.
-    at_the_end = data[:last] + struct.pack("<Q", len(data) - 1) + data[last + 8 :]
+    at_the_end = with_checksum(data[:last] + struct.pack("<Q", len(data) - 1) + data[last + 8 :])
     for damaged in (at_the_end, data[:200], data[: len(data) // 2], b"ZIM" + data[3:80] + bytes(200)):
         (tmp_path / "wiki.zim").write_bytes(damaged)
         with pytest.raises(InputError, match=r"wiki\.zim"):
             list(read_documents([str(tmp_path / "wiki.zim")]))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_zim_archive_without_its_checksum_is_left_out(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """libzim reads "Arden is odd." from this archive."""
+    path = write_zim(tmp_path / "wiki.zim", compressed=False)
+    data = path.read_bytes()
+    assert with_checksum(data) == data and data.count(b"Arden is old.") == 1
+    monkeypatch.setattr(zim, "PART_BYTES", len(data) // 3)
+    assert len(zim.parts_of(path)) > 1
+    path.write_bytes(data.replace(b"Arden is old.", b"Arden is odd."))
+    with pytest.raises(InputError, match=r"wiki\.zim is damaged \(it does not have its checksum\)"):
+        list(read_documents([str(path)], processes=processes))
+    path.write_bytes(with_checksum(path.read_bytes()))
+    assert [one.text for one in read_documents([str(path)], processes=processes)] == ["Arden is odd."]
+
+
+def test_pages_of_a_zim_archive_may_have_another_encoding(tmp_path: Path) -> None:
+    html = "<meta charset=iso-8859-2><p>Łódź.</p>".encode("iso-8859-2")
+    with Creator(str(tmp_path / "wiki.zim")) as archive:
+        archive.add_item(ZimPage("lodz", "Łódź", html))
+        archive.add_item(ZimPage("noise", "Noise", b"<p>\0\1\2</p>"))
+    assert read(tmp_path / "wiki.zim") == ({"Łódź": "Łódź."}, {"binary": 1})
+
+
 # -- WARC
+
+
+def test_damaged_places_of_a_compressed_archive_of_the_web_cost_only_pages_near_them(tmp_path: Path) -> None:
+    path = write_warc(tmp_path / "crawl.warc.gz", 300)
+    whole, _ = read(path)
+    data = bytearray(path.read_bytes())
+    for place in (len(data) // 4, len(data) // 2):
+        data[place : place + 20] = bytes(20)
+    path.write_bytes(data)
+    report = ReadingReport()
+    found = {one.title: one.text for one in read_documents([str(path)], report=report)}
+    lost = [number for number, title in enumerate(whole) if title not in found]
+    assert list(found.items()) == [one for one in whole.items() if one[0] in found]
+    assert report.reasons == {"damaged": 2} and "up to byte" in report.left_out[0].problem
+    # the decompression reads 8 kB, or 128 kB since Python 3.14, ahead of the damage
+    ahead = 3 + 2 * io.DEFAULT_BUFFER_SIZE // (len(data) // 300)
+    assert 2 <= len(lost) <= 2 * ahead
+    assert lost[0] == pytest.approx(75, abs=3) and lost[-1] < 150 + ahead
+
+
+def test_after_many_damaged_places_an_archive_of_the_web_is_not_read_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("realm.documents.formats.warc.MOST_DAMAGES", 2)
+    path = write_warc(tmp_path / "crawl.warc.gz", 300)
+    data = bytearray(path.read_bytes())
+    for quarter in (1, 2, 3):
+        data[len(data) * quarter // 4 : len(data) * quarter // 4 + 20] = bytes(20)
+    path.write_bytes(data)
+    texts, reasons = read(path)
+    assert 130 < len(texts) < 155 and reasons == {"damaged": 2}
 
 
 @pytest.mark.parametrize("name", ["crawl.warc", "crawl.warc.gz"])
@@ -188,6 +245,10 @@ def test_a_damaged_archive_of_the_web_keeps_the_pages_before_the_damage(tmp_path
     path.write_bytes(path.read_bytes()[:-30])
     texts, reasons = read(path)
     assert list(texts)[:20] == ["Arden", "Brack", "Łódź", *map(str, range(17))] and reasons == {"damaged": 1}
+    assert "WARNING" not in capfd.readouterr().err
+
+
+def test_a_damaged_plain_archive_of_the_web_is_reported(tmp_path: Path, capfd) -> None:
     plain = write_warc(tmp_path / "lengths.warc")
     plain.write_bytes(plain.read_bytes().replace(b"Arden is old.", b"Arden is older than that."))
     assert read(plain)[1] == {"damaged": 1}

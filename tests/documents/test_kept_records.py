@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import lance
 import pytest
@@ -52,9 +53,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     read = ReaderProcess.read
 
-    def noted(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    def noted(self: ReaderProcess, path: Path, *rest: Any) -> Iterator[Record | Unreadable]:
         names.append(path.name)
-        return read(self, path, limits)
+        return read(self, path, *rest)
 
     monkeypatch.setattr(ReaderProcess, "read", noted)
     return names
@@ -156,10 +157,10 @@ def test_a_file_that_is_replaced_while_it_is_read_is_not_kept(
     path, other = (letter(tmp_path / one, f"Ann came in {one}.") for one in ("a.docx", "b.docx"))
     read = ReaderProcess.read
 
-    def replaced(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    def replaced(self: ReaderProcess, path: Path, *rest: Any) -> Iterator[Record | Unreadable]:
         path.rename(tmp_path / "former")
         other.rename(path)
-        return read(self, path, limits)
+        return read(self, path, *rest)
 
     with KeepingReader(tmp_path / "parsed.sqlite") as reader:
         with monkeypatch.context() as patch:
@@ -249,10 +250,10 @@ def build_until(name: str, command: list[str]) -> None:
     """A build that waits for ever before the file with this name is read."""
     read = ReaderProcess.read
 
-    def held(self: ReaderProcess, path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
+    def held(self: ReaderProcess, path: Path, *rest: Any) -> Iterator[Record | Unreadable]:
         while path.name == name:
             time.sleep(60)
-        return read(self, path, limits)
+        return read(self, path, *rest)
 
     ReaderProcess.read = held  # type: ignore[method-assign]
     main(command)

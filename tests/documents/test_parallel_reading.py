@@ -4,26 +4,38 @@ import io
 import multiprocessing
 import os
 import sqlite3
+import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 from zlib import compress
 
 import lance
 import pytest
+from libzim.writer import Creator
 
 from realm.cli import main
 from realm.documents import kept_blocks, parallel_reading
 from realm.documents.child_process import ReaderProcess
 from realm.documents.reading import ReadingReport, read_documents
-from realm.documents.wikipedia import dumps, multistream
+from realm.documents.wikipedia import dumps, multistream, zim
 from realm.ray_actors import EngineConfig
 from realm.refusals import OwnWork, Refused
 from realm.text.corpus import Document
-from tests.documents.writers import page, pages_with_redirects, pdf, word, write_dump, write_multistream
+from tests.documents.writers import (
+    ZimPage,
+    page,
+    pages_with_redirects,
+    pdf,
+    with_checksum,
+    word,
+    write_dump,
+    write_multistream,
+)
 
 
 @pytest.fixture
@@ -187,6 +199,63 @@ def test_the_text_of_pdf_and_word_files_is_kept_by_all_processes(
     (tmp_path / "office" / "1 cut.pdf").unlink()
     monkeypatch.setattr("realm.documents.child_process._start", no_parser)
     assert read(sources, 2, kept)[0] == read(sources, 1, kept)[0] == expected[0]
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A ZIM archive of 60 pages in about 15 clusters, with redirects and a page that is no article."""
+    monkeypatch.setattr(zim, "PART_BYTES", 5000)
+    random, path = Random(0), tmp_path / "wiki.zim"
+    numbers = random.sample(range(60), 60)
+    with Creator(str(path)).config_clustersize(2000) as creator:
+        creator.add_item(ZimPage("list", "List of towns", "<p>Arden.</p>"))
+        for number in numbers:
+            link = f'<a href="{numbers[number]:02}">Another</a>'
+            text = f"<p>Town {number}. {link} town: {random.randbytes(200).hex()}.</p>"
+            creator.add_item(ZimPage(f"{number:02}", f"Town {number}", text))
+            creator.add_redirection(f"to-{number}", "", f"{number:02}", {})
+    return path
+
+
+def test_several_processes_read_the_parts_of_a_zim_archive(archive: Path) -> None:
+    expected = read([str(archive)], 1)
+    assert len(expected[0]) == 60 and all(one.links for one in expected[0])
+    assert expected[1] == [f"{archive}: list: lists, indexes and outlines"]
+    assert len(zim.parts_of(archive)) > 2
+    documents = read_documents([str(archive)], report=ReadingReport(), processes=2)
+    found = [next(documents)]
+    assert len(multiprocessing.active_children()) == 2
+    multiprocessing.active_children()[0].kill()
+    assert [*found, *documents] == expected[0]
+    assert read([str(archive)], 2) == expected
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_cluster_that_cannot_be_decompressed_costs_only_its_pages(processes: int, archive: Path) -> None:
+    whole = read([str(archive)], 1)[0]
+    data = bytearray(archive.read_bytes())
+    (count,), (places,) = struct.unpack_from("<I", data, 28), struct.unpack_from("<Q", data, 48)
+    (place,) = struct.unpack_from("<Q", data, places + 8 * (count // 2))
+    data[place : place + 200] = bytes(200)
+    archive.write_bytes(with_checksum(data))
+    found, left_out = read([str(archive)], processes)
+    lost = len(whole) - len(found)
+    assert left_out.count(f"{archive}: damaged") == lost
+    assert 1 <= lost < 15 and found == [one for one in whole if one in found]
+
+
+def test_a_small_or_a_cut_zim_archive_is_not_divided(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, data = zim.parts_of(archive), archive.read_bytes()
+    assert parts[0].first == 0 and parts[-1].end > len(parts)
+    assert [one.end for one in parts[:-1]] == [one.first for one in parts[1:]]
+    archive.write_bytes(data[:-1000])
+    assert zim.parts_of(archive) == []
+    archive.write_bytes(b"odd")
+    assert zim.parts_of(archive) == []
+    archive.write_bytes(data)
+    monkeypatch.setattr(zim, "PART_BYTES", len(data) // 2 + 1)
+    assert zim.parts_of(archive) == []
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -390,7 +459,7 @@ def test_a_cluster_does_not_read_pdf_and_word_files_again(
     asked: list[str] = []
     child = ReaderProcess.read
     monkeypatch.setattr(
-        ReaderProcess, "read", lambda self, path, limits: asked.append(path.name) or child(self, path, limits)
+        ReaderProcess, "read", lambda self, path, *rest: asked.append(path.name) or child(self, path, *rest)
     )
     assert on_ray([str(folder)], kept) == expected and len(expected[0]) == 3
     assert asked == ["cut.pdf", "letter.docx", "report.pdf"]

@@ -5,6 +5,7 @@
 
 import bz2
 import gzip
+import hashlib
 import re
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from docx.enum.style import WD_STYLE_TYPE
 from docx.oxml import parse_xml
 from docx.oxml.ns import nsdecls
 from fpdf import FPDF
-from libzim.writer import Creator, Hint, Item, StringProvider
+from libzim.writer import Compression, Creator, Hint, Item, StringProvider
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
@@ -167,7 +168,7 @@ def zipped(path: Path, parts: Mapping[str, str | bytes]) -> Path:
 class ZimPage(Item):
     """An entry of a ZIM archive; only pages of HTML are articles."""
 
-    def __init__(self, path: str, title: str, content: str, kind: str = "text/html"):
+    def __init__(self, path: str, title: str, content: str | bytes, kind: str = "text/html"):
         super().__init__()
         self.values = path, title, content, kind
 
@@ -249,8 +250,9 @@ def _lines_of(text: str) -> Iterator[str]:
     return (line.strip() for line in text.split("\n") if line.strip())
 
 
-def write_zim(path: Path) -> Path:
-    with Creator(str(path)) as archive:
+def write_zim(path: Path, compressed: bool = True) -> Path:
+    compression = Compression.zstd if compressed else Compression.none
+    with Creator(str(path)).config_compression(compression) as archive:
         for title in ("Arden", "List of towns"):
             body = f"<body><nav>menu</nav><h1>{title}</h1><p>{title} is old.</p></body>"
             html = f"<html><head><title>{title}</title></head>{body}</html>"
@@ -258,6 +260,11 @@ def write_zim(path: Path) -> Path:
         archive.add_item(ZimPage("style.css", "", "p {}", "text/css"))
         archive.add_redirection("Town", "Town", "Arden", {})
     return path
+
+
+def with_checksum(data: bytes | bytearray) -> bytes:
+    """A changed ZIM archive with its right checksum at the end."""
+    return data[:-16] + hashlib.md5(data[:-16]).digest()
 
 
 def write_warc(path: Path, more: int = 0) -> Path:

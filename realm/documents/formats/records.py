@@ -128,6 +128,13 @@ class Pages(NamedTuple):
     total: int
 
 
+class Clusters(NamedTuple):
+    """The clusters `first` to `end` of a ZIM archive, as a part of the archive that can be read alone."""
+
+    first: int
+    end: int
+
+
 Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]
 
 
