@@ -17,7 +17,6 @@ from realm.documents.formats.records import (
 from realm.documents.kept_records import KeepingReader
 from realm.documents.remote import copied, public_address
 from realm.documents.sources import RemoteFile, SourceFile
-from realm.documents.wikipedia import zim
 from realm.errors import RealmError, first_line, shortened
 from realm.text.fields import time_text
 
@@ -67,8 +66,6 @@ def _opened(
 ) -> Iterator[Record | Unreadable]:
     """The records of a file. If the reader raises an error, the last item is a problem, whose message contains the path."""
     try:
-        if reader is None and zim.is_archive(path):
-            zim.check(path)
         found = (
             child.read(path, limits, reader)
             if reader is None or isinstance(reader, Clusters)

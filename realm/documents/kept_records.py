@@ -16,6 +16,7 @@ from pathlib import Path
 from realm.documents.child_process import ReaderProcess, record_of_json
 from realm.documents.formats.records import Clusters, Limits, Record, Unreadable, checked
 from realm.documents.sources import state_of
+from realm.documents.wikipedia import zim
 from realm.kept_values import KeptValues
 
 LIBRARIES = {".pdf": ("pypdfium2",), ".docx": ("mammoth", "lxml")}
@@ -36,13 +37,19 @@ class KeepingReader(AbstractContextManager["KeepingReader"]):
 
     def __init__(self, kept: Path | None = None, shows: bool = True):
         """With `shows`, a progress bar counts the pages of a long file."""
-        self._child = ReaderProcess(shows)
+        self._child, self._shows = ReaderProcess(shows), shows
         self._kept = None if kept is None else KeptValues(kept, "files", "all files are read again")
 
     def read(
         self, path: Path, limits: Limits, clusters: Clusters | None = None
     ) -> Iterator[Record | Unreadable]:
-        """The records of a file, or of a part of a ZIM archive, as from `ReaderProcess.read`."""
+        """The records of a file, or of a part of a ZIM archive, as from `ReaderProcess.read`. A whole archive is checked first.
+
+        Raises:
+            Unreadable: a ZIM archive is damaged.
+        """
+        if clusters is None and zim.is_archive(path):
+            zim.check(path, self._shows)
         before = state_of(path)
         key = None if self._kept is None else _key(path, limits)
         if self._kept is None or key is None:

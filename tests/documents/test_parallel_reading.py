@@ -23,6 +23,7 @@ from realm.documents import kept_blocks, parallel_reading
 from realm.documents.child_process import ReaderProcess
 from realm.documents.reading import ReadingReport, read_documents
 from realm.documents.wikipedia import dumps, multistream, zim
+from realm.errors import InputError
 from realm.ray_actors import EngineConfig
 from realm.refusals import OwnWork, Refused
 from realm.text.corpus import Document
@@ -241,14 +242,42 @@ def test_a_cluster_that_cannot_be_decompressed_costs_only_its_pages(processes: i
     archive.write_bytes(with_checksum(data))
     found, left_out = read([str(archive)], processes)
     lost = len(whole) - len(found)
-    assert left_out.count(f"{archive}: damaged") == lost
+    assert sum(one.endswith(": damaged") for one in left_out) == lost
     assert 1 <= lost < 15 and found == [one for one in whole if one in found]
+
+
+def test_an_archive_that_libzim_refuses_is_one_problem(archive: Path) -> None:
+    data = bytearray(archive.read_bytes())
+    data[56:64] = struct.pack("<Q", len(data) * 2)  # the place of the list of types
+    archive.write_bytes(with_checksum(data))
+    assert len(zim.parts_of(archive)) > 2
+    for processes in (1, 2):
+        with pytest.raises(InputError, match=r"^\S+wiki\.zim is not a ZIM archive"):
+            read([str(archive)], processes)
+
+
+def test_parts_of_a_zim_archive_that_was_replaced_are_left_out(archive: Path, tmp_path: Path) -> None:
+    expected = read([str(archive)], 1)[0]
+    (tmp_path / "note.txt").write_text("A note.")
+    report = ReadingReport()
+    sources = [str(archive), str(tmp_path / "note.txt")]
+    with closing(read_documents(sources, report=report, processes=2)) as documents:  # type: ignore[type-var]
+        found = [next(documents)]
+        archive.write_bytes(archive.read_bytes().replace(b"Town", b"City"))
+        found += documents
+    assert found[-1].text == "A note." and found[:-1] == expected[: len(found) - 1]
+    assert any("was changed while it was read" in one.problem for one in report.left_out)
+
+
+def test_a_cluster_reads_the_parts_of_a_zim_archive(archive: Path, reading: list[object]) -> None:
+    expected = read([str(archive)], 1)
+    assert on_ray([str(archive)], None) == expected
 
 
 def test_a_small_or_a_cut_zim_archive_is_not_divided(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, data = zim.parts_of(archive), archive.read_bytes()
-    assert parts[0].first == 0 and parts[-1].end > len(parts)
-    assert [one.end for one in parts[:-1]] == [one.first for one in parts[1:]]
+    assert parts[0].first == 0 and parts[-1].last == (1 << 32) - 1
+    assert [one.last + 1 for one in parts[:-1]] == [one.first for one in parts[1:]]
     archive.write_bytes(data[:-1000])
     assert zim.parts_of(archive) == []
     archive.write_bytes(b"odd")

@@ -15,6 +15,10 @@ from typing import IO, Any
 from realm.documents.formats.records import Reason, Unreadable
 from realm.errors import first_line, shortened
 
+MOST_DAMAGES = 20
+"""Number of damaged places after which a file is not read further. Each place costs time."""
+MOST_TRIED = 1000
+"""Number of places after a damaged one that are tried as a place from which the file can be read on."""
 _SMALL = 256 << 20
 """Bytes to which a file of any size may decompress; a larger file may decompress to 100 times its size."""
 
@@ -55,12 +59,24 @@ def opened(path: Path) -> Iterator["io.BufferedReader[Any]"]:
 
     Reading raises Unreadable if the file is damaged, or decompresses to too many bytes for its size.
     """
-    with path.open("rb") as file:
-        if not is_compressed(path) or not file.peek(1):  # an empty file is not a damaged file
-            yield file
-        else:
-            with decompressed(path, file) as reader:
-                yield reader
+    with path.open("rb") as file, opened_at(path, file) as reader:
+        yield reader
+
+
+@contextmanager
+def opened_at(path: Path, file: io.BufferedReader) -> Iterator["io.BufferedReader[Any]"]:
+    """The bytes of an open file from its place on, as from `opened`."""
+    if not is_compressed(path) or not file.peek(1):  # an empty file is not a damaged file
+        yield file
+    else:
+        with decompressed(path, file) as reader:
+            yield reader
+
+
+def resumed(problem: Unreadable, path: Path, start: int) -> Unreadable:
+    """The problem of a damaged file of compressed pages that is read on from byte `start` of the file."""
+    lost = f"the pages after the damage, up to byte {start:,} of the file, are left out"
+    return Unreadable(path, problem.reason, f"{problem}; {lost}")
 
 
 @contextmanager

@@ -129,10 +129,13 @@ class Pages(NamedTuple):
 
 
 class Clusters(NamedTuple):
-    """The clusters `first` to `end` of a ZIM archive, as a part of the archive that can be read alone."""
+    """A part of a ZIM archive that can be read alone: the clusters `first` to `last`, both included. The archive had this size
+    in bytes and this time (`st_mtime_ns`) when it was divided."""
 
     first: int
-    end: int
+    last: int
+    size: int
+    time: int
 
 
 Reader = Callable[[Path, Limits], Iterator[Record | Unreadable]]

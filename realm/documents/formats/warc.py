@@ -1,14 +1,15 @@
 """WARC archives of web pages, such as those of Common Crawl and CC-News, become records, one per HTML page."""
 
 import io
-import mmap
+import os
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from realm.documents.formats.compressed import decompressed, is_compressed
+from realm.documents.formats.compressed import MOST_DAMAGES, MOST_TRIED, opened_at, resumed
 from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.page_target import PageError
 from realm.documents.formats.pages import read_page
@@ -16,10 +17,8 @@ from realm.documents.formats.records import Limits, Reason, Record, Unreadable, 
 from realm.errors import first_line
 from realm.progress import counted
 
-MOST_DAMAGES = 20
-"""Number of damaged places after which an archive is not read further. Each place costs time."""
-_MOST_TRIED = 1000
-"""Number of places after a damaged one that are tried as the beginning of a record."""
+_PART = 1 << 16
+"""Bytes that are read at once to find a record."""
 _MEMBER = b"\x1f\x8b\x08"
 """The first bytes of compressed data in a `.gz` file."""
 
@@ -27,7 +26,7 @@ _MEMBER = b"\x1f\x8b\x08"
 def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     """A record for each HTML page with status 200; the id is the address of the page. Other records of the archive are skipped.
 
-    Each record of a `.warc.gz` is compressed alone, so reading goes on after damage with the next record that is intact.
+    Each record of a `.warc.gz` is compressed alone, so reading goes on after damage with a later record.
 
     Raises:
         Unreadable: the file is not a WARC archive, is damaged, or warcio is not installed. Pages before the damage are read.
@@ -35,55 +34,41 @@ def warc(path: Path, limits: Limits) -> Iterator[Record | Unreadable]:
     need("warcio", path)
     start = found = 0
     for number in range(1, MOST_DAMAGES + 1):
-        with path.open("rb") as compressed, _opened(path, compressed, start) as file:
+        with path.open("rb") as data:
+            data.seek(start)
             try:
-                for one in _records(path, file, limits):
-                    found += 1
-                    yield one
+                with opened_at(path, data) as file:
+                    for one in _records(path, file, limits):
+                        found += 1
+                        yield one
                 break
             except Unreadable as problem:
-                next_start = None if number == MOST_DAMAGES else _record_after(path, compressed)
-                if problem.reason != Reason.DAMAGED or next_start is None:
+                can_go_on = problem.reason == Reason.DAMAGED and number < MOST_DAMAGES
+                next_start = _record_after(path, data) if can_go_on else None
+                if next_start is None:
                     raise
-                start = next_start
-                lost = f"the pages after the damage, up to byte {start:,} of the file, are left out"
-                yield Unreadable(path, problem.reason, f"{problem}; {lost}")
+                start, found = next_start, found + 1
+                yield resumed(problem, path, start)
     if not found:
         yield Unreadable(path, Reason.NO_TEXT, f"{path} has no HTML page with status 200")
 
 
-@contextmanager
-def _opened(path: Path, file: io.BufferedReader, start: int) -> Iterator["io.BufferedReader[Any]"]:
-    """The decompressed bytes of a file from a place of the compressed file on."""
-    file.seek(start)
-    if is_compressed(path) and file.peek(1):  # an empty file is not a damaged file
-        with decompressed(path, file) as reader:
-            yield reader
-    else:
-        yield file
-
-
 def _record_after(path: Path, file: io.BufferedReader) -> int | None:
-    """Where the first record of a `.warc.gz` begins after the place up to which the file was read; None if there is none."""
+    """Where a record of a `.warc.gz` begins after the place up to which the file was read; None if there is none."""
     if path.suffix.lower() != ".gz":
         return None
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        place = file.tell()
-        for _ in range(_MOST_TRIED):
-            place = data.find(_MEMBER, place)
-            if place == -1:
-                return None
-            if _begins_a_record(data, place):
+    place, from_file = file.tell(), partial(os.pread, file.fileno())
+    for _ in range(MOST_TRIED):
+        while (data := from_file(_PART, place)) and (at := data.find(_MEMBER)) == -1:
+            place += max(len(data) - len(_MEMBER) + 1, 1)
+        if not data:
+            return None
+        place += at
+        with suppress(zlib.error):
+            if zlib.decompressobj(31).decompress(from_file(_PART, place), 5) == b"WARC/":
                 return place
-            place += 1
+        place += 1
     return None
-
-
-def _begins_a_record(data: mmap.mmap, start: int) -> bool:
-    try:
-        return zlib.decompressobj(31).decompress(data[start : start + 4096], 5) == b"WARC/"
-    except zlib.error:
-        return False
 
 
 def _records(path: Path, file: "io.BufferedReader[Any]", limits: Limits) -> Iterator[Record | Unreadable]:

@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from realm.documents.formats.compressed import decompressed
+from realm.documents.formats.compressed import MOST_DAMAGES, MOST_TRIED, decompressed, resumed
 from realm.documents.formats.records import Reason, Unreadable
 from realm.progress import progress
 
@@ -25,10 +25,6 @@ PART_BYTES = 8 << 20
 """Smallest size of a part in compressed bytes: about 4,000 pages, which need about a minute to be parsed."""
 MOST_PART_BYTES = 64 << 20
 """Size of a part above which a dump is not split, because a part is read into memory."""
-MOST_DAMAGES = 20
-"""Number of damaged places after which a part is not read further. Each place costs time."""
-MOST_TRIED = 1000
-"""Number of places after a damaged one that are tried as the beginning of a stream."""
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")
 """The first bytes of a stream: the level of compression, and the number of the first block."""
 
@@ -109,8 +105,7 @@ def read_part(
                 if problem.reason != Reason.DAMAGED:
                     raise
                 start = part.end if number == MOST_DAMAGES else _stream_after(part, place())
-                lost = f"the pages after the damage, up to byte {start:,} of the file, are left out"
-                yield Unreadable(part.path, problem.reason, f"{problem}; {lost}")
+                yield resumed(problem, part.path, start)
         if start == part.end:
             return
         part = part._replace(start=start)

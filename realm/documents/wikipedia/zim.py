@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
-from realm.documents.formats.encodings import declared_encoding, decode
 from realm.documents.formats.page_target import PageError
 from realm.documents.formats.pages import Anchor, read_page
 from realm.documents.formats.records import Clusters, Limits, Pages, Reason, Record, Unreadable, need
@@ -40,7 +39,7 @@ _ENTRY = np.dtype(
 """The first bytes of an entry."""
 _NO_CONTENT = 0xFFFD
 """The smallest type of entries without content: redirects, and entries that were deleted."""
-_AT_A_TIME = 1 << 20
+_AT_A_TIME = 1 << 16
 """Entries whose first bytes are in memory together."""
 
 
@@ -50,13 +49,15 @@ def is_archive(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Clusters]:
-    """The parts of an archive, in order; an empty list if the archive is small or cut, or libzim is not installed.
+    """The parts of an archive, in order; an empty list if the archive is small, was cut, has no checksum or no cluster, or if
+    libzim is not installed.
 
     Raises:
         Unreadable: the archive is damaged (`check`).
         OSError: the file cannot be read.
     """
-    size = path.stat().st_size
+    state = path.stat()
+    size, time = state.st_size, state.st_mtime_ns
     if size < 2 * PART_BYTES or find_spec("libzim") is None:
         return []
     with path.open("rb") as file:
@@ -68,14 +69,16 @@ def parts_of(path: Path) -> list[Clusters]:
     parts = min(size // PART_BYTES, count)
     # A damaged entry can have any number as its cluster; the last part reports the damage.
     ends = [*(count * part // parts for part in range(parts)), 1 << 32]
-    return [Clusters(first, end) for first, end in pairwise(ends)]
+    return [Clusters(first, end - 1, size, time) for first, end in pairwise(ends)]
 
 
-def check(path: Path) -> None:
-    """Compares the content of an archive with its checksum. libzim decompresses a damaged cluster to wrong words.
+def check(path: Path, shown: bool = True) -> None:
+    """Compares the content of an archive with its checksum, because libzim can decompress a damaged cluster to wrong words.
+
+    With `shown`, a progress bar counts megabytes. An archive that was cut is not checked: libzim refuses it.
 
     Raises:
-        Unreadable: the content does not have the checksum. An archive that was cut is not checked: libzim refuses it.
+        Unreadable: the content does not match the checksum.
         OSError: the file cannot be read.
     """
     size, digest = path.stat().st_size, hashlib.md5(usedforsecurity=False)
@@ -85,10 +88,10 @@ def check(path: Path) -> None:
         file.seek(0)
         parts = range(0, size - 16, _CHECKED)
         name = f"check {shortened(path.name, 30)}"
-        for start in progress(parts, total=len(parts), description=name, unit="MB", leave=False):
+        for start in progress(parts, total=len(parts), description=name, unit="MB", shown=shown, leave=False):
             digest.update(file.read(min(_CHECKED, size - 16 - start)))
-        if file.read() != digest.digest():
-            message = f"{path} is damaged (it does not have its checksum): copy or download it again"
+        if file.read(17) != digest.digest():
+            message = f"{path} is damaged (it does not match its checksum): copy or download it again"
             raise Unreadable(path, Reason.DAMAGED, message)
 
 
@@ -102,45 +105,52 @@ def read(
 ) -> Iterator[Record | Unreadable | Pages]:
     """A record for each HTML page, ordered by cluster (`_by_cluster`); redirects, pictures and other files are skipped.
 
-    With `clusters`, only the pages in these clusters are read. Disambiguation pages, lists, indexes and outlines of Wikipedia
-    are left out, as those of a dump.
+    With `clusters`, only the pages in these clusters are read; only the first part of an archive reports that none can be read.
+    Disambiguation pages, lists, indexes and outlines of Wikipedia are left out, as those of a dump.
 
     Raises:
-        Unreadable: the file is not a ZIM archive, or libzim is not installed.
+        Unreadable: the file is not a ZIM archive, or was changed after it was divided, or libzim is not installed.
     """
     need("libzim", path)
     from libzim.reader import Archive
 
+    state = path.stat()
+    size, time = state.st_size, state.st_mtime_ns
+    if clusters is not None and (size, time) != (clusters.size, clusters.time):
+        raise Unreadable(path, Reason.DAMAGED, f"{path} was changed while it was read")
     try:
         archive = Archive(path)
-    except RuntimeError as error:
-        raise Unreadable(path, Reason.DAMAGED, f"{path} is not a ZIM archive ({error})") from None
-    state = path.stat()
-    number_M, cluster_M = _by_cluster(path, archive.all_entry_count, state.st_size, state.st_mtime_ns)
+        number_M, cluster_M = _by_cluster(path, archive.all_entry_count, size, time)
+    except (RuntimeError, Unreadable) as error:
+        if clusters is not None and clusters.first > 0:
+            return
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is not a ZIM archive ({first_line(error)})") from None
     if clusters is not None:
-        number_M = number_M[slice(*np.searchsorted(cluster_M, clusters))]
+        first, last = np.array([clusters.first, clusters.last], dtype=cluster_M.dtype)
+        number_M = number_M[np.searchsorted(cluster_M, first) : np.searchsorted(cluster_M, last, "right")]
     for done, number in enumerate(number_M):
         if done % _EVERY == 0:
             yield Pages(done, len(number_M))
+        where = f"{path}: entry {number}"
         try:
             entry = archive._get_entry_by_id(int(number))
+            where = f"{path}: {entry.path}"
             item = entry.get_item()
             if item.mimetype.startswith("text/html"):
-                yield _record(archive, entry, item, f"{path}: {entry.path}", limits)
+                yield _record(archive, entry, item, where, limits)
         except Unreadable as problem:
             yield problem
         except RuntimeError as error:  # libzim cannot decompress the cluster of the entry
-            yield Unreadable(path, Reason.DAMAGED, f"{path} is damaged ({first_line(error)})")
+            yield Unreadable(where, Reason.DAMAGED, f"{where} cannot be read ({first_line(error)})")
 
 
 def _record(archive: Any, entry: Any, item: Any, where: str, limits: Limits) -> Record:
     if item.size > limits.file_bytes:
         message = f"{where}: {item.size:,} bytes, over the limit of {limits.file_bytes:,}"
         raise Unreadable(where, Reason.TOO_LONG, message)
-    data = bytes(item.content)
-    html, assumed = decode(data, where, declared_encoding(data, where))
     try:
-        page = read_page(html)
+        # All pages are in UTF-8, also those that declare the encoding of the site from which they were made.
+        page = read_page(bytes(item.content).decode(errors="replace"))
     except PageError as error:
         raise Unreadable(where, Reason.DAMAGED, f"{where}: {error}") from None
     title = entry.title or page.title
@@ -150,7 +160,7 @@ def _record(archive: Any, entry: Any, item: Any, where: str, limits: Limits) -> 
     if not text:
         raise Unreadable(where, Reason.NO_TEXT, f"{where} has no text")
     links = _links(archive, entry.path, page.anchors, len(page.text) - len(text))
-    return Record(where, title, text, assumed=assumed, links=links)
+    return Record(where, title, text, links=links)
 
 
 @lru_cache(maxsize=1)  # a process reads several parts of an archive
@@ -158,7 +168,8 @@ def _by_cluster(path: Path, count: int, size: int, time: int) -> tuple[np.ndarra
     """Numbers of the entries with content, ordered by cluster, and within a cluster by path; and the cluster of each.
 
     Entries are numbered by path, and stored in clusters of about 2 MB, which are compressed as a whole. In the order of the
-    numbers, almost every page would need another cluster. libzim has an iterator over clusters, but not in Python.
+    numbers, almost every page would need another cluster. libzim has an iterator over clusters, but not in Python. `size` and
+    `time` are those of the file, so that the result is not used for another file.
 
     Raises:
         Unreadable: an entry is not in the file.
@@ -169,12 +180,12 @@ def _by_cluster(path: Path, count: int, size: int, time: int) -> tuple[np.ndarra
             from_file = partial(os.pread, file.fileno())
             begin = int.from_bytes(from_file(8, _PLACES), "little")
             for first in range(0, count, _AT_A_TIME):
-                size = min(_AT_A_TIME, count - first)
-                places = np.frombuffer(from_file(8 * size, begin + 8 * first), "<u8").tolist()
+                number = min(_AT_A_TIME, count - first)
+                places = np.frombuffer(from_file(8 * number, begin + 8 * first), "<u8").tolist()
                 some = b"".join(from_file(_ENTRY.itemsize, place) for place in places)
-                entry_N[first : first + size] = np.frombuffer(some, _ENTRY)
+                entry_N[first : first + number] = np.frombuffer(some, _ENTRY)
     except (OverflowError, ValueError) as error:
-        raise Unreadable(path, Reason.DAMAGED, f"{path} is damaged: its list of entries ({error})") from None
+        raise Unreadable(path, Reason.DAMAGED, f"its list of entries is damaged: {error}") from None
     number_M = np.flatnonzero(entry_N["type"] < _NO_CONTENT).astype(np.uint32)
     cluster_M = entry_N["cluster"][number_M]
     order_M = np.argsort(cluster_M, kind="stable")
