@@ -120,6 +120,10 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
         yield "(a stage uses only as many devices as can share its batch_size evenly)"
     yield ""
     yield from aligned(memory)
+    for stage in plan["stages"]:
+        if stage["fitting_rows"] is not None:
+            setting = f"{stage['stage']}.cached_rows={stage['fitting_rows']}"
+            yield f"{stage['stage']} would fit with --set {setting}, which computes activations twice"
     yield ""
     yield f"all stages: {_duration(plan['seconds'])}"
 

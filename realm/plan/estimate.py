@@ -10,7 +10,7 @@ overlap of the exchange with the backward pass.
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from realm.plan.costs import (
@@ -146,9 +146,18 @@ class Plan:
     def stages(self) -> Iterator[StagePlan]:
         """The plan of each stage, in the order of the stages."""
         for stage, config in self.preset.stages.items():
-            most = min(self.hardware.devices, config.batch_size)
-            devices = next(n for n in range(most, 0, -1) if config.batch_size % n == 0)
-            yield self._planned(stage, config, devices, self._share(config, devices))
+            yield self._planned(stage, config)
+
+    def fits(self, stage: StagePlan) -> bool:
+        """Whether the memory of a device is large enough for a stage."""
+        return stage.memory.total <= self.hardware.memory_gb * 1e9
+
+    def fitting_rows(self, stage: str) -> int | None:
+        """The largest power of two for `cached_rows` with which a stage fits in the memory of a device; None if none does."""
+        for rows in (2**power for power in reversed(range(15))):
+            if self.fits(self._planned(stage, replace(self.preset.stages[stage], cached_rows=rows))):
+                return rows
+        return None
 
     def index(self) -> float:
         """Seconds of `realm index` with one device."""
@@ -173,8 +182,11 @@ class Plan:
             "process_memory_gb": (START_BYTES + pieces * WORDPIECE_BYTES) / 1e9,
         }
 
-    def _planned(self, stage: str, config: RunConfig, devices: int, own: _Share) -> StagePlan:
+    def _planned(self, stage: str, config: RunConfig) -> StagePlan:
         hardware = self.hardware
+        most = min(hardware.devices, config.batch_size)
+        devices = next(n for n in range(most, 0, -1) if config.batch_size % n == 0)
+        own = self._share(config, devices)
         shards = devices if config.shard_weights else 1
         update = Work(0, own.trained * UPDATE_BYTES / shards)
         # In a ring all-reduce, each device sends nearly two numbers of 4 bytes per gradient. Sharded weights are gathered
@@ -421,7 +433,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         memory = {name: value / 1e9 for name, value in values.pop("memory").items()}
         memory["all"] = stage.memory.total / 1e9
         values |= {"step_seconds": stage.step_seconds, "seconds": stage.seconds, "memory_gb": memory}
-        stages.append(values | {"fits": memory["all"] <= plan.hardware.memory_gb})
+        fits = plan.fits(stage)
+        values |= {"fits": fits, "fitting_rows": None if fits else plan.fitting_rows(stage.stage)}
+        stages.append(values)
     return {
         "hardware": asdict(plan.hardware),
         "corpus": plan.corpus_costs(),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,6 +205,23 @@ def test_plan_is_a_table_that_marks_what_does_not_fit(tmp_path, tiny_kb, capsys)
     assert [line.split()[0] for line in printed.splitlines() if "too much" in line] == [
         "mlm", "ict", "pretrain", "finetune",
     ]  # fmt: skip
+
+
+def test_plan_names_the_gradient_cache_with_which_a_stage_fits(capsys) -> None:
+    words = ["plan", "paper", "--hardware", "h100", "--json", "--set"]
+
+    def pretraining(rows: int) -> dict[str, Any]:
+        assert main([*words, f"pretrain.cached_rows={rows}"]) == 0
+        stages = json.loads(capsys.readouterr().out)["stages"]
+        assert all(one["fitting_rows"] is None for one in stages if one["fits"])
+        return next(one for one in stages if one["stage"] == "pretrain")
+
+    without = pretraining(0)
+    rows = without["fitting_rows"]
+    assert not without["fits"] and rows >= 1
+    assert pretraining(rows)["fits"] and not pretraining(2 * rows)["fits"]
+    main([*words[:-2], "--set", "pretrain.cached_rows=0"])
+    assert f"pretrain would fit with --set pretrain.cached_rows={rows}," in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
