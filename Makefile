@@ -13,7 +13,7 @@ JOBS ?= 2
 INSTALLED := .venv/installed
 INSTALLED_DEV := .venv/installed-dev
 
-.PHONY: install install-dev demo demo-from-text demo-full tables test test-page test-slow bench site clean
+.PHONY: install install-dev demo demo-from-text demo-full tables test test-page test-cluster test-slow bench site clean
 
 install: $(INSTALLED)
 
@@ -56,6 +56,11 @@ test: install-dev
 
 test-page: install-dev
 	$(PYTEST) -m "not slow and page" $(PARALLEL) tests/serve
+
+# torchrun on several machines, and Ray clusters, whose processes and machines are killed: each file has a cluster of its own.
+test-cluster: install-dev
+	$(PYTEST) -m slow -n 2 --dist loadfile tests/test_distributed.py tests/test_ray.py tests/search/test_ray_index.py \
+		tests/search/test_shards.py tests/documents/test_ray_reading.py
 
 test-slow: install-dev
 	$(PYTEST) -m slow
