@@ -13,7 +13,7 @@ import pytest
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
-from tests.documents.writers import page, write_articles_as_zim, write_dump, write_multistream
+from tests.documents.writers import page, write_articles_as_zim, write_multistream
 
 TEXT, FEW = "Arden is a town. " * 300, 250
 
@@ -21,10 +21,6 @@ TEXT, FEW = "Arden is a town. " * 300, 250
 def json_lines(path: Path, count: int) -> None:
     line = json.dumps({"text": TEXT})
     path.write_text("".join(f'{{"title": "Town {number}", {line[1:]}\n' for number in range(count)))
-
-
-def dump(path: Path, count: int) -> None:
-    write_dump(path, (page(f"Town {number}", TEXT) for number in range(count)))
 
 
 def warc(path: Path, count: int) -> None:
@@ -72,7 +68,6 @@ for path in sys.argv[1:]:
 
 WRITERS = {
     "a.jsonl": json_lines,
-    "a.xml": dump,
     "a.xml.bz2": multistream,
     "a.warc": warc,
     "a.tsv": rows,
