@@ -57,7 +57,7 @@ test: install-dev
 test-page: install-dev
 	$(PYTEST) -m "not slow and page" $(PARALLEL) tests/serve
 
-# torchrun on several machines, and Ray clusters, whose processes and machines are killed: each file has a cluster of its own.
+# torchrun on several machines, and Ray clusters, whose processes and machines are killed.
 test-cluster: install-dev
 	$(PYTEST) -m slow -n 2 --dist loadfile tests/test_distributed.py tests/test_ray.py tests/search/test_ray_index.py \
 		tests/search/test_shards.py tests/documents/test_ray_reading.py

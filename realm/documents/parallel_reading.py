@@ -177,6 +177,7 @@ def _records(
 ) -> Iterator[tuple[Record | Unreadable, DumpPart | None]]:
     """Each record with the part of a dump that it is from, or with None. The records of blocks that have a key are kept."""
     unkept: bytes | None = None  # key of a block that was not read to its end; another reading may succeed
+    told: set[str] = set()
     for found in results:
         block, records = found.block, iter(found.records)
         if known is not None and block.key is not None:
@@ -186,7 +187,18 @@ def _records(
                 unkept = block.key
             elif block.key != unkept:
                 known.keep(block.key, found.number, found.records, found.last)
-        yield from ((one, block.part) for one in records)
+        yield from ((one, block.part) for one in records if not _is_told(one, block, told))
+
+
+def _is_told(one: Record | Unreadable, block: Block, told: set[str]) -> bool:
+    """Whether this is a problem with a whole ZIM archive that an earlier part of the archive has, too."""
+    file = block.files[0][0]
+    if not isinstance(one, Unreadable) or isinstance(file, Unreadable | RemoteFile):
+        return False
+    if not isinstance(file[0], Clusters) or one.where != str(file[1]) or str(one) in told:
+        return str(one) in told
+    told.add(str(one))
+    return False
 
 
 def _fails(one: Record | Unreadable, block: Block) -> bool:

@@ -75,7 +75,7 @@ def opened_at(path: Path, file: io.BufferedReader) -> Iterator["io.BufferedReade
 
 def resumed(problem: Unreadable, path: Path, start: int) -> Unreadable:
     """The problem of a damaged file of compressed pages that is read on from byte `start` of the file."""
-    lost = f"the pages after the damage, up to byte {start:,} of the file, are left out"
+    lost = f"the pages near the damage, up to byte {start:,} of the file, are left out"
     return Unreadable(path, problem.reason, f"{problem}; {lost}")
 
 

@@ -78,9 +78,10 @@ def check(path: Path, shown: bool = True) -> None:
     With `shown`, a progress bar counts megabytes. An archive that was cut is not checked: libzim refuses it.
 
     Raises:
-        Unreadable: the content does not match the checksum.
+        Unreadable: the content does not match the checksum, or libzim is not installed.
         OSError: the file cannot be read.
     """
+    need("libzim", path)
     size, digest = path.stat().st_size, hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         if not _has_checksum(file.read(_HEADER), size):
@@ -105,8 +106,8 @@ def read(
 ) -> Iterator[Record | Unreadable | Pages]:
     """A record for each HTML page, ordered by cluster (`_by_cluster`); redirects, pictures and other files are skipped.
 
-    With `clusters`, only the pages in these clusters are read; only the first part of an archive reports that none can be read.
-    Disambiguation pages, lists, indexes and outlines of Wikipedia are left out, as those of a dump.
+    With `clusters`, only the pages in these clusters are read. Disambiguation pages, lists, indexes and outlines of Wikipedia
+    are left out, as those of a dump.
 
     Raises:
         Unreadable: the file is not a ZIM archive, or was changed after it was divided, or libzim is not installed.
@@ -121,10 +122,8 @@ def read(
     try:
         archive = Archive(path)
         number_M, cluster_M = _by_cluster(path, archive.all_entry_count, size, time)
-    except (RuntimeError, Unreadable) as error:
-        if clusters is not None and clusters.first > 0:
-            return
-        raise Unreadable(path, Reason.DAMAGED, f"{path} is not a ZIM archive ({first_line(error)})") from None
+    except RuntimeError as error:
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is not a ZIM archive ({error})") from None
     if clusters is not None:
         first, last = np.array([clusters.first, clusters.last], dtype=cluster_M.dtype)
         number_M = number_M[np.searchsorted(cluster_M, first) : np.searchsorted(cluster_M, last, "right")]
@@ -185,7 +184,7 @@ def _by_cluster(path: Path, count: int, size: int, time: int) -> tuple[np.ndarra
                 some = b"".join(from_file(_ENTRY.itemsize, place) for place in places)
                 entry_N[first : first + number] = np.frombuffer(some, _ENTRY)
     except (OverflowError, ValueError) as error:
-        raise Unreadable(path, Reason.DAMAGED, f"its list of entries is damaged: {error}") from None
+        raise Unreadable(path, Reason.DAMAGED, f"{path} is damaged: its list of entries ({error})") from None
     number_M = np.flatnonzero(entry_N["type"] < _NO_CONTENT).astype(np.uint32)
     cluster_M = entry_N["cluster"][number_M]
     order_M = np.argsort(cluster_M, kind="stable")
