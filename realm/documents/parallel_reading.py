@@ -195,10 +195,12 @@ def _is_told(one: Record | Unreadable, block: Block, told: set[str]) -> bool:
     file = block.files[0][0]
     if not isinstance(one, Unreadable) or isinstance(file, Unreadable | RemoteFile):
         return False
-    if not isinstance(file[0], Clusters) or one.where != str(file[1]) or str(one) in told:
-        return str(one) in told
+    reader, path = file
+    if not isinstance(reader, Clusters) or one.where != str(path):
+        return False
+    is_told = str(one) in told
     told.add(str(one))
-    return False
+    return is_told
 
 
 def _fails(one: Record | Unreadable, block: Block) -> bool:
@@ -299,8 +301,7 @@ def _is_own(file: SourceFile | RemoteFile, state: State | None) -> bool:
 
 
 def _is_slow(file: SourceFile | RemoteFile) -> bool:
-    """Whether reading a file is slow, so that it is a block of its own: a file whose records are kept, or a part of a ZIM
-    archive. A remote file is always a block of its own."""
+    """Whether a local file is read alone, because reading it is slow: its records are kept, or it is a part of an archive."""
     return not isinstance(file, Unreadable | RemoteFile) and (
         isinstance(file[0], Clusters) or reader_of(file[1]) is not None
     )
