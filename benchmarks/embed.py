@@ -153,7 +153,7 @@ def measured(
     tower = embedder.passage
     tokens, numbers = corpus.tokens, np.arange(len(corpus.tokens.body.lengths))
     length_N = np.minimum(tokens.title.lengths + tokens.body.lengths + 3, corpus.lengths.passage)
-    batches = batches_by_length(length_N, batch_tokens(device, tower.projection.in_features))
+    batches = batches_by_length(length_N, batch_tokens(device, tower))
 
     def packed(batch: np.ndarray) -> Tokens:
         return passage_rows(tokens.title, tokens.body, batch, corpus.tokenizer, corpus.lengths).to(device)

@@ -19,7 +19,7 @@ from torch import Tensor
 from realm.errors import ConflictError, DamagedError
 from realm.model.cpu.threads import thread_map
 from realm.model.device import DeviceConfig, choose_device
-from realm.model.embedder import Tower
+from realm.model.embedder import Tower, TransformerTower
 from realm.model.folder import Model, load_model
 from realm.model.modes import evaluating
 from realm.progress import progress
@@ -31,6 +31,9 @@ from realm.tokens.tokenizer import Tokenizer
 
 BATCH_TOKENS = 4096
 """Largest number of tokens in a batch on a CPU, including padding."""
+WORDS_TOKENS = 65_536
+"""The same for a tower without layers. Its batches are so little work that a batch of `BATCH_TOKENS` is mostly Python, during
+which other threads wait."""
 GPU_SHARE, TOKEN_BYTES = 1 / 16, 64
 """Share of the memory of a GPU for the states of a batch, and their bytes per token and hidden unit: 16 numbers of 32 bits,
 because a layer is four times as wide inside, and several states exist at a time."""
@@ -139,13 +142,14 @@ class _Rows(NamedTuple):
         return packed.to(self.device)
 
 
-def batch_tokens(device: torch.device, hidden: int) -> int:
-    """Largest number of tokens in a batch, including padding, of an encoder with this number of hidden units."""
+def batch_tokens(device: torch.device, tower: Tower) -> int:
+    """Largest number of tokens in a batch of a tower, including padding."""
+    least = BATCH_TOKENS if isinstance(tower, TransformerTower) else WORDS_TOKENS
     if device.type != "cuda":
-        return BATCH_TOKENS
+        return least
     # The whole memory, not the free memory: a build that was interrupted must continue with the same batches.
     memory = torch.cuda.get_device_properties(device).total_memory
-    return max(BATCH_TOKENS, int(GPU_SHARE * memory / (TOKEN_BYTES * hidden)))
+    return max(least, int(GPU_SHARE * memory / (TOKEN_BYTES * tower.projection.in_features)))
 
 
 def batches_by_length(length_N: np.ndarray, budget: int) -> list[np.ndarray]:
@@ -175,7 +179,7 @@ def _embed(
     kept: Kept | None = None,
 ) -> Tensor:
     """`function` of the inputs of each row, in the order of `rows.numbers`; with `kept` in float16."""
-    budget = batch_tokens(rows.device, tower.projection.in_features)
+    budget = batch_tokens(rows.device, tower)
     count, batches = len(rows.numbers), batches_by_length(rows.input_lengths(), budget)
     result: Tensor | None = None
     if kept is not None:

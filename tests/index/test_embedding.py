@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from realm.errors import RealmError
 from realm.index import embedding
 from realm.index.embedding import batch_tokens, batches_by_length, embed_passages, pooled_states
+from realm.model.bert import BertConfig
 from realm.model.device import Precision, autocast
-from realm.model.embedder import EmbedderConfig, embedder_from
+from realm.model.embedder import EmbedderConfig, embedder_from, new_tower
 from realm.tokens.layouts import Lengths, passage_inputs, query_inputs
 
 
@@ -125,9 +126,16 @@ def test_batches_of_a_gpu_grow_with_its_memory_and_shrink_with_the_encoder(monke
         "torch.cuda.get_device_properties", lambda device: SimpleNamespace(total_memory=memory[str(device)])
     )
     large, small, cpu = map(torch.device, ("cuda:0", "cuda:1", "cpu"))
-    assert batch_tokens(large, 768) == 101_725  # 5 GB; a token of BERT-base has 49 kB of states
-    assert batch_tokens(large, 384) == pytest.approx(2 * 101_725, abs=1)
-    assert batch_tokens(small, 768) == batch_tokens(cpu, 768) == 4096
+    with torch.device("meta"):
+        base, half = (
+            new_tower(BertConfig(hidden_size=hidden, num_hidden_layers=1), EmbedderConfig())
+            for hidden in (768, 384)
+        )
+        words = new_tower(BertConfig(), EmbedderConfig(pooling="words"))
+    assert batch_tokens(large, base) == 101_725  # 5 GB; a token of BERT-base has 49 kB of states
+    assert batch_tokens(large, half) == pytest.approx(2 * 101_725, abs=1)
+    assert batch_tokens(small, base) == batch_tokens(cpu, base) == 4096
+    assert batch_tokens(small, words) == batch_tokens(cpu, words) == 65_536
 
 
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
