@@ -4,7 +4,7 @@ A matrix product of [a, b] and [b, c] has 2abc FLOP. A backward pass has twice t
 counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -32,26 +32,27 @@ CANDIDATES_SECONDS, RETRIEVED_SECONDS = 1e-3, 5e-5
 (docs/scaling.md)."""
 FORWARD_SPEED = 1.2
 """An index build computes no gradient, and makes this many times the FLOP per second of a training step (docs/scaling.md)."""
-EMBEDDED_SECONDS = 4e-6
-"""Core seconds that Python needs to pack a passage in an index build, where many passages are packed together
+EMBEDDED_SECONDS = 6e-6
+"""Core seconds that Python needs for a passage in an index build, where many passages are packed together
 (docs/scaling.md)."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """FLOP; bytes read and written, except by matrix products; and core seconds that Python needs."""
+    """FLOP, bytes, and core seconds that Python needs."""
 
     flop: float = 0.0
     traffic: float = 0.0
+    """Bytes read and written, except by matrix products and for the words of bag-of-words towers."""
+    words: float = 0.0
+    """Bytes of the words of bag-of-words towers that are read and written: their embeddings, and gradients."""
     host_seconds: float = 0.0
 
     def __add__(self, other: "Work") -> "Work":
-        return Work(
-            self.flop + other.flop, self.traffic + other.traffic, self.host_seconds + other.host_seconds
-        )
+        return Work(*(one + another for one, another in zip(astuple(self), astuple(other), strict=True)))
 
     def times(self, factor: float) -> "Work":
-        return Work(self.flop * factor, self.traffic * factor, self.host_seconds * factor)
+        return Work(*(one * factor for one in astuple(self)))
 
 
 def layers_flop(encoder: BertConfig, length: float, read: float) -> float:
@@ -76,7 +77,7 @@ def tower_work(encoder: BertConfig, embedder: EmbedderConfig, rows: float, lengt
     hidden = encoder.hidden_size
     projection = Work(2 * rows * hidden * embedder.dim)
     if embedder.pooling == "words":  # a sum of word embeddings
-        return projection + Work(0, 4 * rows * length * hidden)
+        return projection + Work(words=4 * rows * length * hidden)
     return projection + Work(rows * layers_flop(encoder, length, 1 if embedder.pooling == "cls" else length))
 
 
@@ -87,8 +88,8 @@ def trained_tower_work(
     forward = tower_work(encoder, embedder, rows, length)
     if embedder.pooling != "words":
         return forward.times(passes)
-    table = Work(0, TABLE_BYTES * encoder.vocab_size * encoder.hidden_size)
-    return Work(forward.flop * passes, forward.traffic * (passes - 2 + WORDS_BACKWARD)) + table
+    table = TABLE_BYTES * encoder.vocab_size * encoder.hidden_size
+    return Work(forward.flop * passes, table, forward.words * (passes - 2 + WORDS_BACKWARD))
 
 
 def reading_work(encoder: BertConfig, rows: float, length: float, masked: float) -> Work:

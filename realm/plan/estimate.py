@@ -247,10 +247,11 @@ class Plan:
 
     def _seconds(self, work: Work) -> float:
         hardware = self.hardware
-        device_seconds = work.flop / (hardware.tflops * 1e12) + work.traffic / (
-            hardware.memory_gb_per_s * 1e9
+        words_gb_per_s = hardware.words_gb_per_s or hardware.memory_gb_per_s
+        memory_seconds = (work.traffic / hardware.memory_gb_per_s + work.words / words_gb_per_s) / 1e9
+        return (
+            work.host_seconds * hardware.python_time + work.flop / (hardware.tflops * 1e12) + memory_seconds
         )
-        return work.host_seconds * hardware.python_time + device_seconds
 
     def _index_work(self, frozen: bool) -> Work:
         if frozen:
@@ -422,7 +423,7 @@ def _kept(config: RunConfig, tokens: float, longest: float) -> float:
 def measured(preset: Preset, corpus: Corpus, clock: Clock = time.perf_counter) -> Hardware:
     """Measures this machine with a reader of the size in the preset, and with rows of the mean length in the corpus."""
     plan = Plan(preset, corpus, Hardware(1, 1, 1, 1))
-    return measure(preset.encoder, preset.copy_head, round(plan.joint), MASKED, clock)
+    return measure(preset.encoder, preset.embedder, preset.copy_head, round(plan.joint), MASKED, clock)
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

@@ -14,9 +14,10 @@ from torch import nn
 from realm.errors import InputError
 from realm.model.bert import BertConfig, MaskedBert
 from realm.model.device import autocast, choose_device, chosen, keep_freed_memory
+from realm.model.embedder import EmbedderConfig, new_tower
 from realm.model.masked_reader import MaskedReader
 from realm.model.modes import set_dropout
-from realm.plan.costs import SENTENCE_SECONDS, TRAINED, UPDATE_BYTES, reading_work
+from realm.plan.costs import SENTENCE_SECONDS, TRAINED, UPDATE_BYTES, Work, reading_work, trained_tower_work
 from realm.settings import presets, read_config
 from realm.store.schema import PassageTokens
 from realm.tokens.layouts import Ragged, Tokens
@@ -26,8 +27,8 @@ Clock = Callable[[], float]
 
 MEASURED = 3.0
 """Seconds of each measurement, after one repetition to warm up."""
-ROWS = 32
-"""Number of rows of the measured training step."""
+ROWS, GPU_ROWS, TEXTS = 16, 32, 512
+"""Number of rows of the measured training steps: of a reader on a CPU and on a GPU, and of a bag-of-words tower."""
 DRAWN = 256
 """Number of sentences that are drawn together."""
 NUMBERS = 10_000_000
@@ -49,6 +50,9 @@ class Hardware:
     in docs/scaling.md)."""
     memory_gb_per_s: float
     """Memory bandwidth of one device in GB per second."""
+    words_gb_per_s: float = 0.0
+    """GB per second with which a bag-of-words tower reads word embeddings, of which caches hold the frequent ones. 0: the value
+    of `memory_gb_per_s`."""
     network_gb_per_s: float = 0.0
     """GB per second that one device sends to other devices over the slowest link; needed for two devices or more."""
     build_devices: int = 0
@@ -63,8 +67,9 @@ class Hardware:
         for name in ("devices", "memory_gb", "tflops", "memory_gb_per_s", "python_time"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}: it must be above 0")
-        if self.network_gb_per_s < 0 or self.build_devices < 0:
-            raise ValueError("network_gb_per_s and build_devices must be 0 or more")
+        for name in ("words_gb_per_s", "network_gb_per_s", "build_devices"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}: it must be 0 or more")
         for name, value in vars(self).items():
             if value and not SLOWEST <= value <= FASTEST:
                 raise ValueError(f"{name} is {value}: it must be from {SLOWEST:g} to {FASTEST:g}")
@@ -94,17 +99,24 @@ def read_hardware(name: str) -> Hardware:
 
 
 def measure(
-    encoder: BertConfig, copy_head: bool, length: int, masked: int, clock: Clock = time.perf_counter
+    encoder: BertConfig,
+    embedder: EmbedderConfig,
+    copy_head: bool,
+    length: int,
+    masked: int,
+    clock: Clock = time.perf_counter,
 ) -> Hardware:
     """Measures the speed and the memory of this machine.
 
-    The speed is measured with a training step of a masked reader of the size of `encoder`, with an update of many weights, and
-    with the drawing of sentences. A row of the step has `length` wordpieces, of which `masked` are predicted.
+    The speed is measured with a training step of a masked reader of the size of `encoder`, with an update of many weights, with
+    the drawing of sentences, and with a training step of a bag-of-words tower if `embedder` is one. A row of a step has
+    `length` wordpieces on average, of which the reader predicts `masked`.
     """
     device = choose_device("auto")
     if device.type == "cpu":
         keep_freed_memory()  # as a training run does
-    work = reading_work(encoder, ROWS, length, masked).times(TRAINED)
+    length_B = _lengths(length, device, encoder.max_position_embeddings)
+    work = sum((reading_work(encoder, 1, one, masked) for one in length_B), Work()).times(TRAINED)
     memory = (
         torch.cuda.get_device_properties(device).total_memory
         if device.type == "cuda"
@@ -113,32 +125,50 @@ def measure(
     update = UPDATE_BYTES * NUMBERS / _update_seconds(device, clock)
     # The measured step includes the softmax over words, whose time is spent on memory traffic. This time is subtracted, so that
     # `compute` is the time of FLOP alone.
-    compute = _reading_seconds(encoder, copy_head, length, masked, device, clock) - work.traffic / update
+    compute = _reading_seconds(encoder, copy_head, length_B, masked, device, clock) - work.traffic / update
+    speed = work.flop / compute
+    words = 0.0
+    if embedder.pooling == "words":
+        bag = trained_tower_work(encoder, embedder, TEXTS, length, TRAINED)
+        seconds = _bag_seconds(encoder, embedder, length, device, clock)
+        rest = bag.flop / speed + bag.traffic / update
+        # At least half: if other programs delayed the measurements of `rest`, it may be longer than the whole step.
+        words = bag.words / max(seconds - rest, seconds / 2)
     return Hardware(
         devices=1,
         memory_gb=round(memory / 1e9, 1),
-        tflops=work.flop / compute / 1e12,
+        tflops=speed / 1e12,
         memory_gb_per_s=update / 1e9,
+        words_gb_per_s=words / 1e9,
         bits=16 if chosen(device, "auto") == "bf16" else 32,
         python_time=_sentence_seconds(clock) / SENTENCE_SECONDS,
     )
 
 
+def _lengths(mean: int, device: torch.device, longest: int) -> list[int]:
+    """Lengths of rows, from half the mean to one and a half times the mean. Rows of equal length would be faster."""
+    rows = ROWS if device.type == "cpu" else GPU_ROWS
+    return [min(round(mean * (0.5 + (place + 0.5) / rows)), longest) for place in range(rows)]
+
+
 def _reading_seconds(
-    encoder: BertConfig, copy_head: bool, length: int, masked: int, device: torch.device, clock: Clock
+    encoder: BertConfig,
+    copy_head: bool,
+    length_B: list[int],
+    masked: int,
+    device: torch.device,
+    clock: Clock,
 ) -> float:
-    """Seconds of the forward and backward pass of a masked reader on `ROWS` rows."""
+    """Seconds of the forward and backward pass of a masked reader on rows of these lengths."""
     torch.manual_seed(0)
     reader = MaskedReader(MaskedBert(encoder), copy=copy_head).to(device).train()
     set_dropout(reader, 0.0)
-    shape = ROWS, length
-    segments_BT = torch.zeros(shape, dtype=torch.int64)
-    segments_BT[:, length // 4 :] = 1
-    tokens = Tokens(
-        torch.randint(1, encoder.vocab_size, shape), torch.ones(shape, dtype=torch.int64), segments_BT
-    )
-    row_P = torch.arange(ROWS).repeat_interleave(masked)
-    position_P = (1 + torch.arange(masked)).repeat(ROWS)
+    place_T = torch.arange(max(length_B))
+    mask_BT = (place_T < torch.tensor(length_B)[:, None]).long()
+    segments_BT = mask_BT * (place_T >= len(place_T) // 6)
+    tokens = Tokens(torch.randint(1, encoder.vocab_size, mask_BT.shape), mask_BT, segments_BT)
+    row_P = torch.arange(len(length_B)).repeat_interleave(masked)
+    position_P = (1 + torch.arange(masked)).repeat(len(length_B))
     inputs = tokens.to(device), row_P.to(device), position_P.to(device), torch.ones_like(row_P).to(device)
 
     def step() -> None:
@@ -147,6 +177,27 @@ def _reading_seconds(
         loss.backward()
         loss.item()  # waits for a GPU
         reader.zero_grad()
+
+    return _median_seconds(step, clock)
+
+
+def _bag_seconds(
+    encoder: BertConfig, embedder: EmbedderConfig, length: int, device: torch.device, clock: Clock
+) -> float:
+    """Seconds of the forward and backward pass of a bag-of-words tower on `TEXTS` texts."""
+    torch.manual_seed(0)
+    tower = new_tower(encoder, embedder).to(device).train()
+    set_dropout(tower, 0.0)
+    shape = TEXTS, length
+    # Like in natural text, few words are frequent: their frequency is about inverse to their rank.
+    ids_BT = (encoder.vocab_size ** torch.rand(shape)).long().clamp_max(encoder.vocab_size - 1)
+    tokens = Tokens(ids_BT, torch.ones_like(ids_BT), torch.zeros_like(ids_BT)).to(device)
+
+    def step() -> None:
+        loss = tower(tokens).sum()
+        loss.backward()
+        loss.item()  # waits for a GPU
+        tower.zero_grad()
 
     return _median_seconds(step, clock)
 
