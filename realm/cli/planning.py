@@ -36,7 +36,7 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     plan.add_switch(
         "--measure",
-        "measure the speed of this machine with a few training steps, which take about ten seconds",
+        "measure the speed of this machine with a few training steps, which take ten seconds or more",
     )
     plan.add_argument(
         "--kb", metavar="KB", help="knowledge base whose number of passages and lengths of texts are used"
@@ -77,9 +77,10 @@ def _lines(plan: dict[str, Any]) -> Iterator[str]:
     from realm.qa.scoring.tables import aligned
 
     hardware, corpus = plan["hardware"], plan["corpus"]
+    words = f" ({speed:.4g} GB/s for bags of words)" if (speed := hardware["words_gb_per_s"]) else ""
     yield (
         f"{counted(hardware['devices'], 'device')} of {hardware['memory_gb']:g} GB, {hardware['tflops']:.4g} TFLOP/s and "
-        f"{hardware['memory_gb_per_s']:.4g} GB/s each; "
+        f"{hardware['memory_gb_per_s']:.4g} GB/s each{words}; "
         f"{counted(corpus['passages'], 'passage')}"
     )
     yield f"on disk: {corpus['text_gb']:.3g} GB of text, {corpus['vectors_gb']:.3g} GB of vectors"

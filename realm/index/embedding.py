@@ -1,7 +1,8 @@
 """Computes vectors of passages: of the whole corpus, or only of new passages.
 
 The passages of a batch have similar lengths, so that there is little padding, and batches have about equally many tokens. On a
-CPU each thread embeds whole batches, so that threads do not wait for each other within a batch.
+CPU each thread embeds whole batches if there are two batches or more per thread, so that threads do not wait for each other
+within a batch.
 
 Axis letters: N passages, n requested passages, H hidden, D embedding.
 """

@@ -32,7 +32,7 @@ CANDIDATES_SECONDS, RETRIEVED_SECONDS = 1e-3, 5e-5
 (docs/scaling.md)."""
 FORWARD_SPEED = 1.2
 """An index build computes no gradient, and makes this many times the FLOP per second of a training step (docs/scaling.md)."""
-EMBEDDED_SECONDS = 6e-6
+EMBEDDED_SECONDS = 5e-6
 """Core seconds that Python needs for a passage in an index build, where many passages are packed together
 (docs/scaling.md)."""
 

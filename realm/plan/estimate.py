@@ -1,6 +1,7 @@
 """Costs of the stages of a preset: memory per device, and time per step, per index build and in total.
 
-    time of a step     time of Python + FLOP / tflops + bytes / memory_gb_per_s of one device + time to exchange gradients
+    time of a step     time of Python + FLOP / tflops + bytes / memory_gb_per_s of one device (/ words_gb_per_s for the words of
+                       bag-of-words towers) + time to exchange gradients
     memory             weights, gradients and averages, activations, and the device's share of the index
 
 The plan does not include padding (which lowers the `tflops` that training reaches), the evaluations during a run, and the
@@ -140,7 +141,7 @@ class Plan:
         self._parameters: Parameters = count_parameters(self._encoder, self._embedder, preset.copy_head)
         self._query = min(preset.query_tokens, corpus.sentence + 2)
         self._passage = min(preset.kb.passage_tokens, corpus.pieces)
-        self.joint = self._query + self._passage - corpus.title - 1
+        self.joint = self._query + max(1, self._passage - corpus.title - 1)
         """Number of tokens of a query and a passage in one row."""
 
     def stages(self) -> Iterator[StagePlan]:
@@ -421,7 +422,7 @@ def _kept(config: RunConfig, tokens: float, longest: float) -> float:
 
 
 def measured(preset: Preset, corpus: Corpus, clock: Clock = time.perf_counter) -> Hardware:
-    """Measures this machine with a reader of the size in the preset, and with rows of the mean length in the corpus."""
+    """Measures this machine with the networks of the preset, and with rows whose mean length is that of rows of the corpus."""
     plan = Plan(preset, corpus, Hardware(1, 1, 1, 1))
     return measure(preset.encoder, preset.embedder, preset.copy_head, round(plan.joint), MASKED, clock)
 

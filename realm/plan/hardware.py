@@ -27,8 +27,9 @@ Clock = Callable[[], float]
 
 MEASURED = 3.0
 """Seconds of each measurement, after one repetition to warm up."""
-ROWS, GPU_ROWS, TEXTS = 16, 32, 512
-"""Number of rows of the measured training steps: of a reader on a CPU and on a GPU, and of a bag-of-words tower."""
+ROWS, TEXTS = 40, 256
+"""Number of rows of the measured training steps: of a reader, and of each of both passes of a bag-of-words tower. The rows of
+the reader can be divided evenly among 2 to 8 threads, as those of a larger batch."""
 DRAWN = 256
 """Number of sentences that are drawn together."""
 NUMBERS = 10_000_000
@@ -51,8 +52,8 @@ class Hardware:
     memory_gb_per_s: float
     """Memory bandwidth of one device in GB per second."""
     words_gb_per_s: float = 0.0
-    """GB per second with which a bag-of-words tower reads word embeddings, of which caches hold the frequent ones. 0: the value
-    of `memory_gb_per_s`."""
+    """GB per second with which a bag-of-words tower reads word embeddings and adds their gradients; caches hold the frequent
+    words. 0: the value of `memory_gb_per_s`."""
     network_gb_per_s: float = 0.0
     """GB per second that one device sends to other devices over the slowest link; needed for two devices or more."""
     build_devices: int = 0
@@ -110,12 +111,12 @@ def measure(
 
     The speed is measured with a training step of a masked reader of the size of `encoder`, with an update of many weights, with
     the drawing of sentences, and with a training step of a bag-of-words tower if `embedder` is one. A row of a step has
-    `length` wordpieces on average, of which the reader predicts `masked`.
+    `length` wordpieces on average, or fewer if the encoder has fewer positions; the reader predicts `masked` of them.
     """
     device = choose_device("auto")
     if device.type == "cpu":
         keep_freed_memory()  # as a training run does
-    length_B = _lengths(length, device, encoder.max_position_embeddings)
+    length_B = _lengths(length, masked + 1, encoder.max_position_embeddings)
     work = sum((reading_work(encoder, 1, one, masked) for one in length_B), Work()).times(TRAINED)
     memory = (
         torch.cuda.get_device_properties(device).total_memory
@@ -129,11 +130,11 @@ def measure(
     speed = work.flop / compute
     words = 0.0
     if embedder.pooling == "words":
-        bag = trained_tower_work(encoder, embedder, TEXTS, length, TRAINED)
+        bag = trained_tower_work(encoder, embedder, TEXTS, length, TRAINED).times(2)
         seconds = _bag_seconds(encoder, embedder, length, device, clock)
         rest = bag.flop / speed + bag.traffic / update
-        # At least half: if other programs delayed the measurements of `rest`, it may be longer than the whole step.
-        words = bag.words / max(seconds - rest, seconds / 2)
+        # At least a tenth: if other programs delayed the measurements of `rest`, it may be longer than the whole step.
+        words = bag.words / max(seconds - rest, seconds / 10)
     return Hardware(
         devices=1,
         memory_gb=round(memory / 1e9, 1),
@@ -145,10 +146,10 @@ def measure(
     )
 
 
-def _lengths(mean: int, device: torch.device, longest: int) -> list[int]:
-    """Lengths of rows, from half the mean to one and a half times the mean. Rows of equal length would be faster."""
-    rows = ROWS if device.type == "cpu" else GPU_ROWS
-    return [min(round(mean * (0.5 + (place + 0.5) / rows)), longest) for place in range(rows)]
+def _lengths(mean: int, shortest: int, longest: int) -> list[int]:
+    """Lengths of `ROWS` rows, from half the mean to one and a half times the mean. Rows of equal length would be faster."""
+    spread = (round(mean * (0.5 + (place + 0.5) / ROWS)) for place in range(ROWS))
+    return [max(shortest, min(one, longest)) for one in spread]
 
 
 def _reading_seconds(
@@ -184,7 +185,7 @@ def _reading_seconds(
 def _bag_seconds(
     encoder: BertConfig, embedder: EmbedderConfig, length: int, device: torch.device, clock: Clock
 ) -> float:
-    """Seconds of the forward and backward pass of a bag-of-words tower on `TEXTS` texts."""
+    """Seconds of the forward and backward passes of a bag-of-words tower on two times `TEXTS` texts, as in a step of `ict`."""
     torch.manual_seed(0)
     tower = new_tower(encoder, embedder).to(device).train()
     set_dropout(tower, 0.0)
@@ -194,7 +195,7 @@ def _bag_seconds(
     tokens = Tokens(ids_BT, torch.ones_like(ids_BT), torch.zeros_like(ids_BT)).to(device)
 
     def step() -> None:
-        loss = tower(tokens).sum()
+        loss = tower(tokens).sum() + tower(tokens).sum()
         loss.backward()
         loss.item()  # waits for a GPU
         tower.zero_grad()

@@ -43,11 +43,13 @@ def test_index_scores_are_the_scores_of_a_training_step(tiny_kb, tiny_model, len
     np.testing.assert_allclose(query_BD.numpy() @ vectors.astype(np.float32).T, score_BK, atol=0.02)
 
 
+@pytest.mark.parametrize("pooling", ["mean", "words"])
 @pytest.mark.parametrize("budget", [1, 100, 100_000])
 def test_vectors_come_in_the_order_asked_for_whatever_the_batches(
-    tiny_kb, tiny_model, monkeypatch, budget
+    tiny_kb, tiny_model, monkeypatch, budget, pooling
 ) -> None:
-    monkeypatch.setattr(embedding, "BATCH_TOKENS", budget)
+    tiny_model.embedder = embedder_from(tiny_model.reader, EmbedderConfig(dim=16, pooling=pooling)).eval()
+    monkeypatch.setattr(embedding, "WORDS_TOKENS" if pooling == "words" else "BATCH_TOKENS", budget)
     numbers = np.random.default_rng(0).permutation(len(tiny_kb))
     alone = np.concatenate([embed(tiny_model, tiny_kb, np.array([n])) for n in numbers])
     np.testing.assert_allclose(embed(tiny_model, tiny_kb, numbers), alone, atol=4e-3)

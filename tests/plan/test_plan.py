@@ -19,18 +19,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from realm.cli import main
 from realm.index.embedding import embed_passages
 from realm.model.bert import Bert, BertConfig, MaskedBert
+from realm.model.cpu import packed
 from realm.model.device import autocast, chosen
 from realm.model.embedder import Embedder, EmbedderConfig, embedder_from
 from realm.model.folder import Model
 from realm.model.masked_reader import EncoderConfig, MaskedReader, new_reader
 from realm.model.modes import set_dropout
+from realm.plan import hardware
 from realm.plan.costs import TRAINED, activation_bytes, count_parameters, head_work, layers_flop
 from realm.plan.estimate import Plan, StagePlan, measured
 from realm.plan.hardware import Hardware, machines, read_hardware
 from realm.plan.preset import Corpus, Preset
 from realm.settings import presets
 from realm.store.knowledge_base import KnowledgeBase
-from realm.tokens.layouts import Lengths
+from realm.tokens.layouts import Lengths, Tokens
 from realm.train.finetune import FinetuneConfig
 from realm.train.loop import TrainRun
 
@@ -176,6 +178,41 @@ def test_paper_needs_the_flop_that_its_rows_have() -> None:
     assert stage.flop == pytest.approx(4 * 2 * layer_weights * tokens, rel=0.15)
 
 
+def test_words_of_a_bag_are_read_with_their_own_speed() -> None:
+    preset, corpus = Preset.read("tables"), Corpus.assumed(1_000_000, 112)
+    given = [Plan(preset, corpus, replace(ONE, words_gb_per_s=speed)) for speed in (0, 100, 200, 400)]
+    for seconds in (
+        [plan.index() for plan in given],
+        [next(stage.compute_seconds for stage in plan.stages() if stage.stage == "ict") for plan in given],
+    ):
+        assert seconds[0] == seconds[1]  # 100 is the speed of the memory
+        assert (
+            seconds[1] - seconds[2] == pytest.approx(2 * (seconds[2] - seconds[3]))
+            and seconds[1] > seconds[2]
+        )
+
+
+@pytest.mark.parametrize("length", [1, 5, 40])
+@pytest.mark.parametrize("pooling", ["mean", "words"])
+def test_a_machine_is_measured_with_rows_of_any_length(pooling, length, monkeypatch) -> None:
+    monkeypatch.setattr(hardware, "MEASURED", 0.0)
+    monkeypatch.setattr(hardware, "NUMBERS", 10_000)
+    found = hardware.measure(SMALL, EmbedderConfig(dim=16, pooling=pooling), False, length, 3)
+    assert min(found.tflops, found.memory_gb_per_s, found.python_time) > 0
+    assert (found.words_gb_per_s > 0) == (pooling == "words")
+
+
+@pytest.mark.parametrize("threads", range(2, packed.MOST + 1))
+@pytest.mark.parametrize("mean", [30, 113, 243])
+def test_threads_can_share_the_measured_rows_evenly(mean, threads) -> None:
+    lengths = hardware._lengths(mean, 4, 512)
+    assert np.mean(lengths) == pytest.approx(mean, rel=0.02)
+    mask_BT = torch.arange(512) < torch.tensor(lengths)[:, None]
+    rows = packed._Rows.of(Tokens(mask_BT.long(), mask_BT.long(), mask_BT.long()))
+    largest = max(share.own.stop - share.own.start for share in rows.shares(threads, None))
+    assert largest * threads <= packed.EVENLY * sum(lengths)
+
+
 @pytest.mark.parametrize("preset", presets())
 def test_every_preset_is_planned(preset, capsys) -> None:
     if preset in ("realm-small", "minilm"):
@@ -266,6 +303,10 @@ def test_machines_of_the_package_are_read() -> None:
             "[hardware]\ndevices = 2\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1\nnetwork_gb_per_s = nan",
             "network_gb_per_s is nan: it must be a finite number",
         ),
+        (
+            "[hardware]\ndevices = 1\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1\nwords_gb_per_s = -1",
+            "words_gb_per_s is -1.0: it must be 0 or more",
+        ),
         ("[hardware]\ndevices = 'two'\nmemory_gb = 1\ntflops = 1\nmemory_gb_per_s = 1", "devices: "),
         ("[hardware]\nspeed = 3", "unknown key speed"),
         ("[machine]\ndevices = 3", "unknown table machine"),
@@ -320,7 +361,7 @@ def keep_answerable(kb: Path, model: Path, questions: Path, out: Path) -> None:
 
 @pytest.mark.slow
 def test_planned_steps_take_the_time_of_measured_ones(tmp_path, monkeypatch) -> None:
-    """In CPU seconds of one thread: the fastest steps and measurements, which take turns."""
+    """In CPU seconds of one thread: the fastest steps of a stage, and the fastest measurements between these steps."""
     trained = presets()["tables"].read_text(encoding="utf-8").replace("[mlm]\n", "[mlm]\nbatch_size = 32\n")
     config = tmp_path / "tables.toml"
     config.write_text(trained.replace("steps = 0", "steps = 12"), encoding="utf-8")
@@ -329,13 +370,13 @@ def test_planned_steps_take_the_time_of_measured_ones(tmp_path, monkeypatch) -> 
     assert main(build) == 0
     assert main(["questions", "--kb", str(kb), "--out", str(tmp_path / "questions")]) == 0
     preset, corpus = Preset.read(str(config)), Corpus.of(KnowledgeBase.open(kb))
-    found, took, steps = [], {}, TrainRun.steps
+    found, took, steps = {}, {}, TrainRun.steps
 
     def timed(run: TrainRun) -> Iterator[int]:
-        took[run.stage] = []
+        found[run.stage], took[run.stage] = [], []
         for step in steps(run):
             if step % 4 == 0:
-                found.append(measured(preset, corpus, time.process_time))
+                found[run.stage].append(measured(preset, corpus, time.process_time))
             started = time.process_time()
             yield step
             took[run.stage].append(time.process_time() - started)
@@ -357,10 +398,11 @@ def test_planned_steps_take_the_time_of_measured_ones(tmp_path, monkeypatch) -> 
         for word in ["steps=12", "device=cpu", *more]:
             command += [word] if word.startswith("--") else ["--set", word]
         assert main(command) == 0
-    planned = {one.stage: one.step_seconds for one in Plan(preset, corpus, fastest(found)).stages()}
     assert list(took) == ["mlm", "ict", "pretrain", "finetune"]
     for stage, times in took.items():
-        assert planned[stage] == pytest.approx(min(times), rel=0.25), stage
+        plan = Plan(preset, corpus, fastest(found[stage]))
+        planned = next(one.step_seconds for one in plan.stages() if one.stage == stage)
+        assert planned == pytest.approx(min(times), rel=0.25), stage
 
 
 def fastest(measurements: list[Hardware]) -> Hardware:
