@@ -36,7 +36,8 @@ def add_commands(commands: "Commands[Parser]") -> None:
     )
     plan.add_switch(
         "--measure",
-        "measure the speed of this machine with a few training steps, which take ten seconds or more",
+        "measure the speed of this machine with a few training steps: ten seconds for small networks, a minute or more and "
+        "several GB of memory for a BERT-base on a CPU",
     )
     plan.add_argument(
         "--kb", metavar="KB", help="knowledge base whose number of passages and lengths of texts are used"

@@ -86,8 +86,8 @@ class CopyHead(nn.Module):
             similar_BTT = F.pad(asked_BTH @ read_BTH.mT, (REACH, REACH, REACH, REACH))
             near_PW = position_P[:, None] + torch.arange(span, device=position_P.device)
             part_PWT = (self.kernel.T @ similar_BTT[row_P[:, None], near_PW]).contiguous()
-            # The sum over e of part[e, t + e]. A sum of slices would be slow: backward, each slice would have a gradient of the
-            # size of all parts.
+            # The sum over e of part[e, t + e], by the strides of contiguous numbers. A sum of slices would be slow, because the
+            # gradient of each slice has the size of all parts.
             width = part_PWT.shape[2]
             diagonal_PTW = part_PWT.as_strided(
                 (len(row_P), length, span), (span * width, 1, width + 1), part_PWT.storage_offset()

@@ -28,8 +28,8 @@ Clock = Callable[[], float]
 MEASURED = 3.0
 """Seconds of each measurement, after one repetition to warm up."""
 ROWS, TEXTS = 40, 256
-"""Number of rows of the measured training steps: of a reader, and of each of both passes of a bag-of-words tower. The rows of
-the reader can be divided evenly among 2 to 8 threads, as those of a larger batch."""
+"""Number of rows of the measured training steps: of a reader, and of each of both passes of a bag-of-words tower. Rows of
+the reader within the limits of its encoder can be divided evenly among 2 to 8 threads, as those of a larger batch."""
 DRAWN = 256
 """Number of sentences that are drawn together."""
 NUMBERS = 10_000_000
@@ -111,7 +111,7 @@ def measure(
 
     The speed is measured with a training step of a masked reader of the size of `encoder`, with an update of many weights, with
     the drawing of sentences, and with a training step of a bag-of-words tower if `embedder` is one. A row of a step has
-    `length` wordpieces on average, or fewer if the encoder has fewer positions; the reader predicts `masked` of them.
+    `length` wordpieces on average, within the limits of the encoder; the reader predicts `masked` of them.
     """
     device = choose_device("auto")
     if device.type == "cpu":
@@ -124,17 +124,15 @@ def measure(
         else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )
     update = UPDATE_BYTES * NUMBERS / _update_seconds(device, clock)
-    # The measured step includes the softmax over words, whose time is spent on memory traffic. This time is subtracted, so that
-    # `compute` is the time of FLOP alone.
-    compute = _reading_seconds(encoder, copy_head, length_B, masked, device, clock) - work.traffic / update
-    speed = work.flop / compute
+    # The measured step includes the softmax over words, whose time is spent on memory traffic.
+    speed = work.flop / _without(
+        _reading_seconds(encoder, copy_head, length_B, masked, device, clock), work.traffic / update
+    )
     words = 0.0
     if embedder.pooling == "words":
         bag = trained_tower_work(encoder, embedder, TEXTS, length, TRAINED).times(2)
-        seconds = _bag_seconds(encoder, embedder, length, device, clock)
         rest = bag.flop / speed + bag.traffic / update
-        # At least a tenth: if other programs delayed the measurements of `rest`, it may be longer than the whole step.
-        words = bag.words / max(seconds - rest, seconds / 10)
+        words = bag.words / _without(_bag_seconds(encoder, embedder, length, device, clock), rest)
     return Hardware(
         devices=1,
         memory_gb=round(memory / 1e9, 1),
@@ -146,8 +144,14 @@ def measure(
     )
 
 
+def _without(seconds: float, part: float) -> float:
+    """The time of a step without that of a part; at least a tenth, because other programs can delay the part."""
+    return max(seconds - part, seconds / 10)
+
+
 def _lengths(mean: int, shortest: int, longest: int) -> list[int]:
-    """Lengths of `ROWS` rows, from half the mean to one and a half times the mean. Rows of equal length would be faster."""
+    """Lengths of `ROWS` rows, from half the mean to one and a half times the mean, within the limits. Rows of equal length
+    would be faster."""
     spread = (round(mean * (0.5 + (place + 0.5) / ROWS)) for place in range(ROWS))
     return [max(shortest, min(one, longest)) for one in spread]
 

@@ -5,8 +5,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +46,14 @@ def store(server: str, monkeypatch) -> Iterator[Any]:
     """s3fs with an empty bucket, `BUCKET`. Environment variables have the address of the server."""
     from s3fs import S3FileSystem
 
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "127.0.0.1")
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "testing")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
@@ -56,9 +61,11 @@ def store(server: str, monkeypatch) -> Iterator[Any]:
     system = S3FileSystem()
     system.mkdir(BUCKET)
     yield system
-    system.invalidate_cache()
-    system.rm(BUCKET, recursive=True)
-    S3FileSystem.clear_instance_cache()
+    try:
+        system.invalidate_cache()
+        system.rm(BUCKET, recursive=True)
+    finally:
+        S3FileSystem.clear_instance_cache()
 
 
 @pytest.fixture
@@ -146,12 +153,3 @@ def test_a_bucket_or_a_server_that_does_not_exist_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith("realm: s3://bucket/a.jsonl cannot be read: ") and error.count("\n") == 1
     assert not out.exists()
-
-
-def test_a_ray_cluster_reads_files_on_s3(store: Any, files: Path, tmp_path: Path) -> None:
-    store.put(f"{files}/", f"{BUCKET}/corpus/", recursive=True)
-    here = built(files, tmp_path / "here")
-    out = tmp_path / "there"
-    words = ["kb", "build", f"{BUCKET}/corpus/", "--out", str(out), "--config", "tables", "--tagger", "rules"]
-    subprocess.run([sys.executable, "-m", "realm", *words, "--engine", "ray"], check=True, timeout=300)
-    assert passages_of(out) == here
