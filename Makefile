@@ -57,9 +57,10 @@ test: install-dev
 test-page: install-dev
 	$(PYTEST) -m "not slow and page" $(PARALLEL) tests/serve
 
-# torchrun on several machines, Ray clusters, whose processes and machines are killed, and object storage.
+# torchrun on several machines, Ray clusters, whose processes and machines are killed, and object storage. `make test-slow` also trains the
+# other stages on two processes, of which `make test` trains one.
 test-cluster: install-dev
-	$(PYTEST) -m slow -n 2 --dist loadfile tests/test_distributed.py tests/test_ray.py tests/search/test_ray_index.py \
+	$(PYTEST) -m slow -k "not other_stages" -n 2 --dist loadfile tests/test_distributed.py tests/test_ray.py tests/search/test_ray_index.py \
 		tests/search/test_shards.py tests/documents/test_ray_reading.py tests/documents/test_s3.py
 
 test-slow: install-dev
