@@ -89,9 +89,7 @@ class CopyHead(nn.Module):
             # The sum over e of part[e, t + e], by the strides of contiguous numbers. A sum of slices would be slow, because the
             # gradient of each slice has the size of all parts.
             width = part_PWT.shape[2]
-            diagonal_PTW = part_PWT.as_strided(
-                (len(row_P), length, span), (span * width, 1, width + 1), part_PWT.storage_offset()
-            )
+            diagonal_PTW = part_PWT.as_strided((len(row_P), length, span), (span * width, 1, width + 1))
             return diagonal_PTW.sum(dim=2)
 
 

@@ -28,8 +28,8 @@ Clock = Callable[[], float]
 MEASURED = 3.0
 """Seconds of each measurement, after one repetition to warm up."""
 ROWS, TEXTS = 40, 256
-"""Number of rows of the measured training steps: of a reader, and of each of both passes of a bag-of-words tower. Rows of
-the reader within the limits of its encoder can be divided evenly among 2 to 8 threads, as those of a larger batch."""
+"""Number of rows of the measured training steps: of a reader, and of each of both passes of a bag-of-words tower. Threads share
+the rows of the reader evenly, as those of a larger batch, if its encoder has positions for the longest rows."""
 DRAWN = 256
 """Number of sentences that are drawn together."""
 NUMBERS = 10_000_000

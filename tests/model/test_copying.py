@@ -215,6 +215,19 @@ def test_surroundings_are_not_rounded_under_autocast(tokenizer) -> None:
     assert torch.allclose(rounded, surroundings(head, *arguments), atol=1e-4)
 
 
+@pytest.mark.parametrize("body", [1, REACH // 2, 3 * REACH])
+def test_surroundings_are_the_plain_loop_also_in_rows_shorter_than_the_reach(reader, tokenizer, body) -> None:
+    head = reader.copy_head
+    tokens = joint_inputs([[10, 11]], [list(range(12, 12 + body))], tokenizer, Lengths(32, 48))
+    words_BTH = torch.randn(*tokens.ids_BT.shape, HIDDEN)
+    found_PT = surroundings(head, words_BTH, tokens, torch.tensor([0, 0]), torch.tensor([1, 2]))
+    for p, place in enumerate((1, 2)):
+        for t in range(4, 4 + body):
+            plain = plain_surroundings(head, words_BTH[0], tokens, 0, place, t)
+            assert float(found_PT[p, t]) == pytest.approx(plain.item(), abs=1e-4)
+    assert surroundings(head, words_BTH, tokens, ROWS[:0], PLACES[:0]).shape == (0, tokens.ids_BT.shape[1])
+
+
 # -- the mixture
 
 

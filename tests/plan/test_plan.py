@@ -186,10 +186,14 @@ def test_words_of_a_bag_are_read_with_their_own_speed() -> None:
         [next(stage.compute_seconds for stage in plan.stages() if stage.stage == "ict") for plan in given],
     ):
         assert seconds[0] == seconds[1]  # 100 is the speed of the memory
-        assert (
-            seconds[1] - seconds[2] == pytest.approx(2 * (seconds[2] - seconds[3]))
-            and seconds[1] > seconds[2]
-        )
+        assert seconds[1] > seconds[2]
+        assert seconds[1] - seconds[2] == pytest.approx(2 * (seconds[2] - seconds[3]))
+
+
+def test_titles_longer_than_a_passage_leave_a_row_with_the_query() -> None:
+    preset = Preset.read("tables")
+    corpus = Corpus(passages=1000, pieces=300, title=290, sentence=30)
+    assert Plan(preset, corpus, ONE).joint == 32 + 1
 
 
 @pytest.mark.parametrize("length", [1, 5, 40])

@@ -107,7 +107,7 @@ def read(
     """A record for each HTML page, ordered by cluster (`_by_cluster`); redirects, pictures and other files are skipped.
 
     With `clusters`, only the pages in these clusters are read. Disambiguation pages, lists, indexes and outlines of Wikipedia
-    are left out, as those of a dump.
+    are left out; a dump is read by the same rule.
 
     Raises:
         Unreadable: the file is not a ZIM archive, or was changed after it was divided, or libzim is not installed.
